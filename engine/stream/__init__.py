@@ -1,0 +1,53 @@
+"""Data in exact order: permutation, mixture, token files, loader, fingerprint.
+
+The samples of a run are one endless sequence, and a sample's place in it is a pure function of its
+global index. To resume, build the same `Stream` and a `StreamLoader` at the sample offset.
+
+Importing this package imports neither torch nor a data set; the names below do when first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.stream.corpus import DocumentationText, LibrarySources
+    from engine.stream.errors import FingerprintMismatch, StreamError, WorkerDied
+    from engine.stream.loader import StreamLoader
+    from engine.stream.stream import Component, Place, Stream
+    from engine.stream.tokens import TokenFile, TokenWindows
+
+__all__ = [
+    "Component",
+    "DocumentationText",
+    "FingerprintMismatch",
+    "LibrarySources",
+    "Place",
+    "Stream",
+    "StreamError",
+    "StreamLoader",
+    "TokenFile",
+    "TokenWindows",
+    "WorkerDied",
+]
+
+_HOMES = {
+    "Component": "stream",
+    "DocumentationText": "corpus",
+    "FingerprintMismatch": "errors",
+    "LibrarySources": "corpus",
+    "Place": "stream",
+    "Stream": "stream",
+    "StreamError": "errors",
+    "StreamLoader": "loader",
+    "TokenFile": "tokens",
+    "TokenWindows": "tokens",
+    "WorkerDied": "errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

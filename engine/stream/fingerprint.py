@@ -1,0 +1,153 @@
+"""A data set's identity, and the error when it is not the one of the checkpoint.
+
+A fingerprint is JSON. It holds what decides which sample stands where (order version, seed, each
+component's share and length) and what the samples are (each data set's own account of itself, or
+a digest of some of its samples).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import xxhash
+
+from engine.stream.errors import FingerprintMismatch, StreamError
+
+SAMPLES_DIGESTED = 16
+
+_ABSENT = "(absent)"
+
+
+class MapDataset(Protocol):
+    """What the stream needs of a data set: any map-style ``torch.utils.data.Dataset`` will do.
+
+    It may also have ``fingerprint()``, which returns JSON that changes when its samples change.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def of_dataset(dataset: MapDataset, component: str) -> dict[str, Any]:
+    """Return a data set's own fingerprint, or its class, length and a digest of some samples.
+
+    Raises:
+        StreamError: the data set's own fingerprint is not JSON, or its samples cannot be digested.
+    """
+    own = getattr(dataset, "fingerprint", None)
+    if own is None:
+        return _of_samples(dataset, component)
+    try:
+        # What is compared later has been through JSON; so is this.
+        return dict(json.loads(json.dumps(own())))
+    except (TypeError, ValueError) as error:
+        raise StreamError(
+            f"component {component!r}: fingerprint() of {_kind(dataset)} must return a mapping "
+            f"that JSON can hold: {error}"
+        ) from error
+
+
+def _of_samples(dataset: MapDataset, component: str) -> dict[str, Any]:
+    from engine.stream.randomness import generators_kept, seed_generators
+
+    digest = xxhash.xxh3_128()
+    length, parts = len(dataset), SAMPLES_DIGESTED - 1
+    with generators_kept():
+        for index in sorted({part * (length - 1) // parts for part in range(parts + 1)}):
+            # An augmentation must draw the same numbers whenever the digest is taken.
+            seed_generators(0, component, 0, index)
+            _update(digest, dataset[index], f"component {component!r}, sample {index}")
+    return {
+        "kind": _kind(dataset),
+        "samples": length,
+        "digest_of_some_samples": digest.hexdigest(),
+    }
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _update(digest: Any, value: Any, where: str) -> None:
+    """Digest a sample's structure and content.
+
+    Raises:
+        StreamError: the sample holds something whose content has no bytes of its own.
+    """
+    if isinstance(value, Mapping):
+        digest.update(f"mapping {len(value)};")
+        for key, item in value.items():
+            _update(digest, key, where)
+            _update(digest, item, f"{where}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        digest.update(f"sequence {len(value)};")
+        for position, item in enumerate(value):
+            _update(digest, item, f"{where}[{position}]")
+    elif value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        text = f"{type(value).__name__} {value!r}"
+        digest.update(f"{len(text)};{text}")
+    elif isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+        digest.update(f"array {value.dtype.str} {value.shape};")
+        digest.update(value.tobytes())
+    elif _is_tensor(value):
+        import torch
+
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        digest.update(f"tensor {value.dtype} {tuple(value.shape)};")
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
+    else:
+        raise StreamError(
+            f"{where} is a {_kind(value)}, which cannot be digested; "
+            "give its data set a method fingerprint() that returns JSON"
+        )
+
+
+def _is_tensor(value: object) -> bool:
+    return any(
+        kind.__module__ == "torch" and kind.__name__ == "Tensor" for kind in type(value).__mro__
+    )
+
+
+def compare(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Do nothing if both fingerprints are equal.
+
+    Raises:
+        FingerprintMismatch: they are not; the message lists every difference.
+    """
+    then, now = dict(_leaves("", stored)), dict(_leaves("", current))
+    lines = []
+    for path in [*then, *(path for path in now if path not in then)]:
+        if then.get(path, _ABSENT) != now.get(path, _ABSENT):
+            lines += [
+                f"  {path}",
+                f"    in the checkpoint: {then.get(path, _ABSENT)}",
+                f"    now:               {now.get(path, _ABSENT)}",
+            ]
+    if lines:
+        raise FingerprintMismatch(
+            "\n".join(
+                [
+                    "the data differ from those the checkpoint was trained on:",
+                    *lines,
+                    "  To go back: restore the data and settings above.",
+                    "  To go on with the data of now, from the checkpoint's sample offset: set "
+                    "data.accept_changed=true.",
+                ]
+            )
+        )
+
+
+def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Flatten JSON to (path, value as text)."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from _leaves(f"{path}.{key}" if path else str(key), item)
+    elif isinstance(value, (list, tuple)) and value:
+        for position, item in enumerate(value):
+            yield from _leaves(f"{path}[{position}]", item)
+    else:
+        yield path, repr(value)
