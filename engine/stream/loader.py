@@ -80,8 +80,8 @@ class StreamLoader(Iterator[Any]):
         per_micro_step = micro_batch_size * dp_world_size
         if global_batch_size % per_micro_step:
             raise StreamError(
-                f"batch.global_size is {global_batch_size}, wanted a multiple of "
-                f"batch.micro_size x ranks = {micro_batch_size} x {dp_world_size} = {per_micro_step}"
+                f"batch.global_size is {global_batch_size}, wanted a multiple of batch.micro_size "
+                f"x ranks = {micro_batch_size} x {dp_world_size} = {per_micro_step}"
             )
         self._stream = stream
         self._log = worker_processes.WorkerLog(workers)
