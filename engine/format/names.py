@@ -19,6 +19,7 @@ _PADDED = "([0-9]{4}|[1-9][0-9]{4,14})"  # "%04d"
 _TAG = re.compile(rf"global_step{_NUMBER}")
 _ATTEMPT = re.compile(_PADDED)
 _SAVE_DIRECTORY = re.compile(rf"(global_step{_NUMBER})\.s{_PADDED}")
+_RECEIPT = re.compile(r"rank_[0-9]{5}_of_[0-9]{5}\.json")
 _RECEIPT_OF_RANK_0 = re.compile(r"rank_00000_of_[0-9]{5}\.json")
 _SAVE_ID = re.compile(rf"a{_PADDED}\.s{_PADDED}\.(global_step{_NUMBER})\.([0-9a-z]{{1,32}})")
 
@@ -42,6 +43,11 @@ def shard_name(rank: int, world_size: int) -> str:
 def receipt_name(rank: int, world_size: int) -> str:
     """Return the name of the receipt beside that shard."""
     return f"{_rank_stem(rank, world_size)}.json"
+
+
+def is_receipt(name: str) -> bool:
+    """Tell whether `name` is a receipt's."""
+    return _RECEIPT.fullmatch(name) is not None
 
 
 def is_receipt_of_rank_0(name: str) -> bool:
