@@ -46,5 +46,6 @@ def check_declared(name: str, dtype: object, shape: Iterable[object]) -> None:
             raise FormatError(f"{name!r}: the name is not valid Unicode") from error
     if not isinstance(dtype, str) or dtype not in ITEMSIZE:
         raise FormatError(f"{name[:200]}: dtype {dtype!r:.50}; wanted one of {', '.join(ITEMSIZE)}")
-    if any(type(size) is not int or not 0 <= size < 1 << 63 for size in shape):
-        raise FormatError(f"{name[:200]}: the shape must be integers from 0 to 2^63 - 1")
+    for size in shape:
+        if type(size) is not int or not 0 <= size < 1 << 63:
+            raise FormatError(f"{name[:200]}: the shape must be integers from 0 to 2^63 - 1")

@@ -75,14 +75,23 @@ def _encode(value: Any, where: str, depth: int) -> JSON:
 def _encode_scalar(value: Any) -> JSON:
     if type(value) is int and not -_INT64 <= value < _INT64:
         return {_KEY: "int", "hex": hex(value)}
+    if type(value) is str and not _is_unicode(value):
+        return {_KEY: "str", "hex": value.encode("utf-8", "surrogatepass").hex()}
     if type(value) is float and not math.isfinite(value):
         return {_KEY: "float", "value": str(value)}
     return {_KEY: "bytes", "hex": value.hex()} if type(value) is bytes else value
 
 
+def _is_unicode(text: str) -> bool:
+    """Tell whether `text` has no surrogates: JSON would join a pair of them to one character."""
+    if text.isascii():
+        return True
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def _encode_dict(value: dict[Any, Any], where: str, depth: int) -> JSON:
-    plain = type(value) is dict and all(type(key) is str for key in value) and _KEY not in value
-    if plain:
+    plain = type(value) is dict and all(type(key) is str and _is_unicode(key) for key in value)
+    if plain and _KEY not in value:
         return {key: _encode(item, f"{where}.{key}", depth + 1) for key, item in value.items()}
     items = [
         [_encode_key(key, where, depth), _encode(item, f"{where}[{key!r:.80}]", depth + 1)]
@@ -118,8 +127,10 @@ def _encode_tensor(tensor: Any, where: str) -> JSON:
             f"dimension and {_MAX_TENSOR_BYTES} bytes fit; register it as a buffer of the module "
             "to store it in the shards"
         )
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1).contiguous()
-    data = bytes(flat.view(torch.uint8).tolist()) if size_bytes else b""
+    # a fresh tensor: a view of one element counts as contiguous whatever its stride, and may be
+    # lazily conjugated or negated, and view(uint8) refuses either
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype).copy_(tensor.reshape(-1))
+    data = bytes(flat.view(torch.uint8).tolist())
     return {_KEY: "torch.Tensor", "dtype": dtype, "shape": list(tensor.shape), "hex": data.hex()}
 
 
@@ -146,21 +157,25 @@ def _decode_tagged(kind: str, fields: dict[str, JSON], depth: int) -> Any:
     if kind in ("dict", "OrderedDict", "tuple", "torch.Size"):
         (items,) = _exactly(fields, "items")
         return _decode_items(kind, [_decode(item, depth + 1) for item in items])
-    if kind == "int":
+    if kind in ("int", "str", "bytes"):
         (text,) = _exactly(fields, "hex")
-        return int(text, 16)
+        return _decode_hex(kind, text)
     if kind == "float":
         (text,) = _exactly(fields, "value")
         return _NON_FINITE[text]
-    if kind == "bytes":
-        (text,) = _exactly(fields, "hex")
-        return bytes.fromhex(text)
     if kind == "torch.dtype":
         (name,) = _exactly(fields, "name")
         return _torch_dtype(OF_TORCH_NAME[name])
     if kind == "torch.Tensor":
         return _decode_tensor(*_exactly(fields, "dtype", "shape", "hex"))
     raise ValueError(kind)
+
+
+def _decode_hex(kind: str, text: str) -> int | str | bytes:
+    if kind == "int":
+        return int(text, 16)
+    data = bytes.fromhex(text)
+    return data.decode("utf-8", "surrogatepass") if kind == "str" else data
 
 
 def _decode_items(kind: str, items: list[Any]) -> Any:
