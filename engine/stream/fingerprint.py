@@ -79,31 +79,36 @@ def _update(digest: Any, value: Any, where: str) -> None:
         StreamError: the sample holds something whose content has no bytes of its own.
     """
     if isinstance(value, Mapping):
-        digest.update(f"mapping {len(value)};")
+        _update_text(digest, f"mapping {len(value)}")
         for key, item in value.items():
             _update(digest, key, where)
             _update(digest, item, f"{where}[{key!r}]")
     elif isinstance(value, (list, tuple)):
-        digest.update(f"sequence {len(value)};")
+        _update_text(digest, f"sequence {len(value)}")
         for position, item in enumerate(value):
             _update(digest, item, f"{where}[{position}]")
     elif value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
-        text = f"{type(value).__name__} {value!r}"
-        digest.update(f"{len(text)};{text}")
+        _update_text(digest, f"{type(value).__name__} {value!r}")
     elif isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
-        digest.update(f"array {value.dtype.str} {value.shape};")
+        _update_text(digest, f"array {value.dtype.str} {value.shape}")
         digest.update(value.tobytes())
     elif _is_tensor(value):
         import torch
 
+        _update_text(digest, f"tensor {value.dtype} {tuple(value.shape)}")
         flat = value.detach().cpu().contiguous().reshape(-1)
-        digest.update(f"tensor {value.dtype} {tuple(value.shape)};")
         digest.update(flat.view(torch.uint8).numpy().tobytes())
     else:
         raise StreamError(
             f"{where} is a {_kind(value)}, which cannot be digested; "
             "give its data set a method fingerprint() that returns JSON"
         )
+
+
+def _update_text(digest: Any, text: str) -> None:
+    encoded = text.encode("utf-8", "surrogatepass")
+    # With its length, or "ab" and "c" would digest like "a" and "bc".
+    digest.update(len(encoded).to_bytes(8, "little") + encoded)
 
 
 def _is_tensor(value: object) -> bool:

@@ -71,8 +71,8 @@ class StreamLoader(Iterator[Any]):
         _require("dp_rank", dp_rank, at_least=0)
         _require("sample offset", sample_offset, at_least=0)
         _require("batch.global_size", global_batch_size, at_least=1)
-        _require("data workers", workers, at_least=0)
-        _require("data prefetch_batches", prefetch_batches, at_least=1)
+        _require("data.workers", workers, at_least=0)
+        _require("data.prefetch_batches", prefetch_batches, at_least=1)
         if dp_rank >= dp_world_size:
             raise StreamError(
                 f"dp_rank is {dp_rank}, wanted less than dp_world_size {dp_world_size}"

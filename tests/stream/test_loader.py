@@ -1,0 +1,229 @@
+"""Micro batches: the cut over ranks, and continuing at any offset with any layout.
+
+Where not said otherwise: the samples before and after a restore, joined, are those of the run that
+never stopped, in order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.stream import Component, Stream, StreamError, StreamLoader
+from tests.stream.datasets import Augmented, Numbered, Told
+
+Sample = tuple[int, ...]
+
+
+def mixed() -> Stream:
+    """Two components whose epochs end after 11 and 4 draws of theirs; every sample has draws."""
+    return Stream([Component("a", Augmented(11), 0.6), Component("b", Augmented(4), 0.4)], seed=5)
+
+
+def expected(stream: Stream, begin: int, end: int) -> list[Sample]:
+    """Read the samples one by one, without a loader."""
+    state = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    samples = [stream.sample(index) for index in range(begin, end)]
+    torch.set_rng_state(state[0])
+    random.setstate(state[1])
+    np.random.set_state(state[2])
+    return [tuple(int(value) for value in sample.values()) for sample in samples]
+
+
+@contextmanager
+def all_ranks(
+    stream: Stream, *, ranks: int, micro: int, offset: int, workers: int = 0
+) -> Iterator[Iterator[list[Sample]]]:
+    """Yield an iterator over micro steps, each the samples of all ranks in rank order."""
+    with ExitStack() as stack:
+        loaders = [
+            stack.enter_context(
+                closing(
+                    StreamLoader(
+                        stream,
+                        micro_batch_size=micro,
+                        dp_rank=rank,
+                        dp_world_size=ranks,
+                        sample_offset=offset,
+                        global_batch_size=ranks * micro,
+                        workers=workers,
+                    )
+                )
+            )
+            for rank in range(ranks)
+        ]
+        yield (
+            [
+                sample
+                for loader in loaders
+                for sample in zip(*(part.tolist() for part in next(loader).values()), strict=True)
+            ]
+            for _ in itertools.count()
+        )
+
+
+def read(count: int, **layout: int) -> list[Sample]:
+    """Read `count` samples of a fresh stream with fresh loaders."""
+    per_micro_step = layout["ranks"] * layout["micro"]
+    assert count % per_micro_step == 0
+    with all_ranks(mixed(), **layout) as micro_steps:
+        return [
+            sample
+            for micro_step in itertools.islice(micro_steps, count // per_micro_step)
+            for sample in micro_step
+        ]
+
+
+def test_restored_at_every_position_over_two_epoch_ends_the_whole_tail_is_the_same() -> None:
+    """With other ranks and micro batches each time; a fresh stream and loader each time."""
+    layouts = itertools.cycle([(1, 1), (2, 1), (1, 3), (2, 3), (3, 2), (6, 1), (1, 6), (3, 1)])
+    count = 48  # "a" ends its second epoch at about 37, "b" its fourth at 40
+    uninterrupted = read(count, ranks=2, micro=2, offset=0)
+    assert uninterrupted == expected(mixed(), 0, count)
+    for position in range(count):
+        ranks, micro = next(layouts)
+        tail = -(-(count - position) // 6) * 6
+        resumed = read(tail, ranks=ranks, micro=micro, offset=position)
+        joined = uninterrupted[:position] + resumed
+        assert joined[:count] == uninterrupted, (position, ranks, micro)
+
+
+@given(offset=st.integers(0, 10**12), ranks=st.integers(1, 5), micro=st.integers(1, 5))
+@settings(deadline=None, max_examples=40)
+def test_any_offset_is_continued_exactly_whatever_divides_it(
+    offset: int, ranks: int, micro: int
+) -> None:
+    count = 2 * ranks * micro
+    found = read(count, ranks=ranks, micro=micro, offset=offset)
+    assert found == expected(mixed(), offset, offset + count)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_workers_and_what_they_prefetched_do_not_count_as_used(workers: int) -> None:
+    """Each rank's workers have read ahead of the third micro step when the run stops there."""
+    with all_ranks(mixed(), ranks=2, micro=2, offset=0, workers=workers) as micro_steps:
+        used = [sample for step in itertools.islice(micro_steps, 3) for sample in step]
+    resumed = read(24, ranks=1, micro=3, offset=len(used), workers=workers)
+    assert used + resumed == expected(mixed(), 0, 36)
+
+
+def test_four_ranks_then_two_then_eight_read_the_same_global_batches() -> None:
+    found = [
+        read(8, ranks=ranks, micro=8 // ranks, offset=8 * step)
+        for step, ranks in enumerate((4, 2, 8))
+    ]
+    assert list(itertools.chain(*found)) == expected(mixed(), 0, 24)
+
+
+def test_each_rank_takes_its_own_slice_of_each_micro_step() -> None:
+    stream = Stream([Component("only", Numbered(1000))], seed=0)
+    offset, ranks, micro = 7, 3, 2
+    for rank in range(ranks):
+        loader = StreamLoader(
+            stream,
+            micro_batch_size=micro,
+            dp_rank=rank,
+            dp_world_size=ranks,
+            sample_offset=offset,
+            global_batch_size=12,
+        )
+        for micro_step in range(4):
+            begin = offset + (micro_step * ranks + rank) * micro
+            wanted = [stream.place(index).index for index in range(begin, begin + micro)]
+            assert next(loader).tolist() == wanted
+
+
+def test_starting_far_away_reads_only_the_first_batch() -> None:
+    reads: list[int] = []
+    stream = Stream([Component("only", Told(100, reads.append))], seed=0)
+    loader = StreamLoader(
+        stream,
+        micro_batch_size=4,
+        dp_rank=0,
+        dp_world_size=1,
+        sample_offset=10**12,
+        global_batch_size=4,
+    )
+    assert next(loader).tolist() == reads
+    assert len(reads) == 4
+
+
+def test_asking_for_an_iterator_again_goes_on_and_never_starts_over() -> None:
+    with closing(single(mixed(), micro=2)) as loader:
+        first = next(iter(loader))
+        second = next(iter(loader))
+    found = [*zip(*(first[k].tolist() for k in first), strict=True)]
+    found += zip(*(second[k].tolist() for k in second), strict=True)
+    assert found == expected(mixed(), 0, 4)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_trainers_generators_are_neither_used_nor_moved(workers: int) -> None:
+    found = []
+    for seed in (1, 2):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+        found.append(read(8, ranks=1, micro=4, offset=0, workers=workers))
+        after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+        assert after[:2] == before[:2]
+        assert torch.equal(after[2], before[2])
+    assert found[0] == found[1]
+
+
+def test_a_draw_inside_a_data_set_is_new_in_each_epoch_and_for_each_sample() -> None:
+    stream = Stream([Component("only", Augmented(10))], seed=0)
+    samples = expected(stream, 0, 30)
+    assert sorted(sample[0] for sample in samples) == sorted(3 * list(range(10)))
+    for generator in (1, 2, 3):
+        assert len({sample[generator] for sample in samples}) == 30
+    other = Stream([Component("only", Augmented(10))], seed=1)
+    assert not {s[1] for s in samples} & {s[1] for s in expected(other, 0, 30)}
+
+
+def single(stream: Stream, micro: int = 1, workers: int = 0) -> StreamLoader:
+    return StreamLoader(
+        stream,
+        micro_batch_size=micro,
+        dp_rank=0,
+        dp_world_size=1,
+        sample_offset=0,
+        global_batch_size=micro,
+        workers=workers,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"global_batch_size": 10}, r"batch\.global_size is 10, .* multiple of .* 2 x 4 = 8"),
+        ({"micro_batch_size": 0}, r"batch\.micro_size is 0"),
+        ({"dp_rank": 4}, "dp_rank is 4, wanted less than dp_world_size 4"),
+        ({"dp_rank": -1}, "dp_rank is -1"),
+        ({"dp_world_size": 0}, "dp_world_size is 0"),
+        ({"sample_offset": -1}, "sample offset is -1"),
+        ({"sample_offset": 8.0}, r"sample offset is 8\.0, wanted a whole number"),
+        ({"workers": -1}, r"data\.workers is -1"),
+        ({"prefetch_batches": 0}, r"data\.prefetch_batches is 0"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name(change: dict[str, int], message: str) -> None:
+    settings_ = {
+        "micro_batch_size": 2,
+        "dp_rank": 0,
+        "dp_world_size": 4,
+        "sample_offset": 0,
+        "global_batch_size": 16,
+        **change,
+    }
+    with pytest.raises(StreamError, match=message):
+        StreamLoader(mixed(), **settings_)
