@@ -3,8 +3,7 @@
 ``SlurmCluster`` starts its daemons as children of the test process and ends only those, and the
 jobs it ran. Several clusters live side by side: each holds a block of ports under a lock, and its
 node names carry the first of them, because clusters with cgroup tracking and equal node names kill
-each other's tasks. Every node is this host. The daemons ask the kernel to end them with the test
-process, so that an aborted test leaves none. It never touches a Slurm that the machine has of its
+each other's tasks. Every node is this host. It never touches a Slurm that the machine has of its
 own: every command runs with this cluster's SLURM_CONF and without any other Slurm variable.
 
 Tested with Slurm 22.05 (Debian 12). Root is needed for cgroup tracking only.
@@ -16,27 +15,25 @@ import contextlib
 import getpass
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from cluster_conf import FREEZER, reserved_ports, write_configuration
-from cluster_job import ClusterError, Job, wait_for
+from tests import daemons
+from tests.slurm.cluster_conf import FREEZER, reserved_ports, write_configuration
+from tests.slurm.cluster_job import ClusterError, Job, wait_for
 
 Proctrack = Literal["linuxproc", "cgroup"]
 
 _COMMAND_SECONDS = 60
-# Debian keeps the daemons where an ordinary user's PATH does not look.
-_PATH = f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin"
-_PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue", "setpriv")
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "squeue")
 
 
 def missing_programs() -> list[str]:
     """Name the programs a cluster needs and this machine lacks."""
-    return [name for name in _PROGRAMS if shutil.which(name, path=_PATH) is None]
+    return daemons.missing(_PROGRAMS)
 
 
 def cgroup_obstacle() -> str | None:
@@ -85,7 +82,8 @@ class SlurmCluster:
             self.directory.chmod(0o755)
             port = stack.enter_context(reserved_ports())
             self.nodes = [f"e{port}n{index}" for index in range(1, self._node_count + 1)]
-            self.environment = _clean_environment(self.directory / "slurm.conf")
+            conf = self.directory / "slurm.conf"
+            self.environment = _clean_environment(conf)
             write_configuration(
                 self.directory,
                 port=port,
@@ -95,7 +93,7 @@ class SlurmCluster:
                 extra_lines=self._extra_conf,
             )
             stack.callback(self._remove_cgroups)
-            stack.callback(self._kill_leftovers)
+            stack.callback(daemons.kill_marked, "SLURM_CONF", conf)
             self._start_daemons(stack)
             stack.callback(self._cancel_everything)
             self._closing = stack.pop_all()
@@ -116,7 +114,7 @@ class SlurmCluster:
         program, *arguments = map(str, command)
         done = subprocess.run(
             # Found here, for ``environment`` may bring a PATH for the job that lacks it.
-            [shutil.which(program, path=_PATH) or program, *arguments],
+            [daemons.find(program) or program, *arguments],
             env=self.environment | dict(environment or {}),
             cwd=cwd or self.directory,
             stdin=subprocess.DEVNULL,
@@ -187,19 +185,8 @@ class SlurmCluster:
         wait_for(self._all_idle, 60, "all nodes are idle", self.logs)
 
     def _start(self, stack: contextlib.ExitStack, *command: str) -> None:
-        # The kernel's parent-death signal survives an exec: a test process that is killed, or that
-        # pytest-timeout ends, takes its daemons along.
         with (self.directory / "log" / "daemons.log").open("a") as output:
-            daemon = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "TERM", "--", *command],
-                env=self.environment,
-                cwd=self.directory,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-        stack.callback(_end, daemon)
+            daemons.start(stack, command, environment=self.environment, output=output)
 
     def _all_idle(self) -> bool:
         done = self.run("sinfo", "--noheader", "--Node", "--format=%N %T", check=False)
@@ -219,14 +206,6 @@ class SlurmCluster:
         with contextlib.suppress(ClusterError):
             wait_for(empty, self._kill_wait + 8, "no job is left")
 
-    def _kill_leftovers(self) -> None:
-        mark = f"SLURM_CONF={self.directory}/slurm.conf".encode()
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) != os.getpid():
-                with contextlib.suppress(OSError):
-                    if mark in (entry / "environ").read_bytes().split(b"\0"):
-                        os.kill(int(entry.name), signal.SIGKILL)
-
     def _remove_cgroups(self) -> None:
         for name in self.nodes:
             for directory, _, _ in os.walk(FREEZER / f"slurm_{name}", topdown=False):
@@ -245,13 +224,4 @@ class SlurmCluster:
 def _clean_environment(conf: Path) -> dict[str, str]:
     """This process's environment without any other Slurm's variables."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "SBATCH", "SRUN"))}
-    return kept | {"SLURM_CONF": str(conf), "PATH": _PATH}
-
-
-def _end(daemon: subprocess.Popen[bytes]) -> None:
-    daemon.terminate()
-    try:
-        daemon.wait(15)
-    except subprocess.TimeoutExpired:
-        daemon.kill()
-        daemon.wait()
+    return kept | {"SLURM_CONF": str(conf), "PATH": daemons.PATH}

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from cluster_job import ClusterError
+from tests.slurm.cluster_job import ClusterError
 
 FREEZER = Path("/sys/fs/cgroup/freezer")  # where version 1 cgroups track processes
 

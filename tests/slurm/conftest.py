@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cluster import SlurmCluster, cgroup_obstacle, missing_programs
+
+from tests.slurm.cluster import SlurmCluster, cgroup_obstacle, missing_programs
 
 
 def _require_slurm() -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from cluster import SlurmCluster
-from cluster_job import Job
+
+from tests.slurm.cluster import SlurmCluster
+from tests.slurm.cluster_job import Job
 
 SCRIPT = Path(__file__).parents[2] / "slurm" / "train.sbatch"
 STANDIN = Path(__file__).parent / "standin" / "launcher.py"
