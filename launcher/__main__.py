@@ -1,0 +1,42 @@
+"""`python -m launcher [overrides]`, also installed as `everstep`.
+
+Decides from the environment whether this process is a rank or the one that starts the ranks, and
+does no more than that before it forks: a rank's outer process becomes its keeper, which must stay
+small. Imports nothing heavy.
+"""
+
+import os
+import sys
+
+from launcher import keeper, overrides, packages, requeue, topology
+from launcher.errors import ConfigError
+from launcher.rank import RankProcess
+from launcher.stop import StopRequest
+
+
+def main() -> int:
+    """Run this process to its end and return its exit code."""
+    try:
+        packages.check()
+        arguments, local_rank = overrides.split_local_rank(sys.argv[1:])
+        place = topology.detect(os.environ)
+        if local_rank is not None:
+            topology.check_local_rank(local_rank, place)
+    except ConfigError as error:
+        print(f"everstep: {error}", file=sys.stderr)
+        return requeue.BAD_CONFIG
+    process = None
+    if place is not None:
+        starter = os.environ.get("EVERSTEP_STARTER_PID")
+        keeper_fd = keeper.keep(int(starter) if starter else None)
+        # From here on this is the trainer, in the keeper's child.
+        stop = StopRequest()
+        stop.install()
+        process = RankProcess(place, arguments, os.environ, keeper_fd, stop)
+    from launcher import train
+
+    return train.main(arguments, os.environ, process)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

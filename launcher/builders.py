@@ -1,0 +1,187 @@
+"""Model, data and DeepSpeed engine from settings.
+
+The model is built under `deepspeed.zero.Init`, so no rank ever holds it whole; its initial weights
+depend on `seed` alone, not on the number of ranks. Dropout and whatever else draws during training
+is seeded per rank afterwards.
+"""
+
+import hashlib
+import importlib
+import inspect
+import math
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import deepspeed
+import hydra.utils
+import numpy
+import torch
+from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.config import DeepSpeedConfig
+from hydra.errors import InstantiationException
+
+from engine.stream import Component, Stream, StreamError
+from launcher.config import ScheduleSettings, Settings
+from launcher.errors import ConfigError
+
+
+def deepspeed_config(settings: Settings, world_size: int) -> dict[str, Any]:
+    """Return DeepSpeed's configuration: the open section, and what other settings decide.
+
+    Raises:
+        ConfigError: DeepSpeed refuses it.
+    """
+    config = {
+        **settings.deepspeed,
+        "train_batch_size": settings.batch.global_size,
+        "train_micro_batch_size_per_gpu": settings.batch.micro_size,
+        "gradient_accumulation_steps": settings.accumulation_steps(world_size),
+        "optimizer": _optimizer_section(settings),
+    }
+    config.setdefault("steps_per_print", 2**31)  # the step loop prints its own lines
+    try:
+        DeepSpeedConfig(config)
+    except (ValueError, AssertionError, TypeError) as error:  # pydantic's errors are ValueErrors
+        raise ConfigError(_explain_refusal(error)) from error
+    return config
+
+
+def uses_accelerator() -> bool:
+    """Say whether the model lives on a device other than the CPU."""
+    name: str = get_accelerator().device_name()
+    return name != "cpu"
+
+
+def build_model(settings: Settings, config: Mapping[str, Any]) -> torch.nn.Module:
+    """Return the model with its parameters already partitioned. Collective.
+
+    Raises:
+        ConfigError: the model's class is not there or does not take its arguments.
+    """
+    target = settings.model["_target_"]
+    module, _, _ = target.rpartition(".")
+    try:
+        # Before zero.Init: it wraps tensor constructors, and a module imported under it keeps them.
+        importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"model._target_={target}: {error}") from error
+    seed_generators(settings.seed, rank=0)
+    with deepspeed.zero.Init(config_dict_or_path=dict(config)):
+        return instantiate(settings.model, "model")
+
+
+def build_stream(settings: Settings) -> Stream:
+    """Return the run's stream of samples.
+
+    Raises:
+        ConfigError: a component's class, arguments or data cannot be used.
+    """
+    components = []
+    for name, section in settings.data.components.items():
+        arguments = {key: value for key, value in section.items() if key != "weight"}
+        path = f"data.components.{name}"
+        if "component" in _parameters(arguments["_target_"], path):
+            arguments.setdefault("component", name)  # data sets that name it in their errors
+        dataset = instantiate(arguments, path)
+        components.append(Component(name, dataset, section["weight"]))
+    try:
+        return Stream(components, seed=settings.seed)
+    except StreamError as error:
+        raise ConfigError(f"data: {error}") from error
+
+
+def build_engine(
+    model: torch.nn.Module, settings: Settings, config: Mapping[str, Any]
+) -> deepspeed.DeepSpeedEngine:
+    """Return the DeepSpeed engine around the model. Collective."""
+    schedule = settings.schedule
+    engine, _, _, _ = deepspeed.initialize(
+        model=model,
+        model_parameters=[p for p in model.parameters() if p.requires_grad],
+        config=dict(config),
+        lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: learning_rate_factor(step, schedule, settings.train.steps)
+        ),
+    )
+    return engine
+
+
+def learning_rate_factor(step: int, schedule: ScheduleSettings, steps: int) -> float:
+    """Return the factor on the learning rate for the step after `step` finished ones.
+
+    Linear warm-up, which reaches 1 at its last step, then half a cosine down to `min_lr_ratio`,
+    which is reached at the run's last step.
+    """
+    if step < schedule.warmup_steps:
+        return (step + 1) / schedule.warmup_steps
+    if schedule.decay == "none":
+        return 1.0
+    progress = min(1.0, (step + 1 - schedule.warmup_steps) / max(1, steps - schedule.warmup_steps))
+    falling = (1 + math.cos(math.pi * progress)) / 2
+    return schedule.min_lr_ratio + (1 - schedule.min_lr_ratio) * falling
+
+
+def seed_generators(seed: int, rank: int) -> None:
+    """Seed Python's, numpy's and torch's global generators for one rank.
+
+    The pair is hashed: seed + rank would give rank 1 of one run the numbers of rank 0 of the next.
+    """
+    digest = hashlib.blake2b(f"{seed}:{rank}".encode("ascii"), digest_size=8).digest()
+    derived = int.from_bytes(digest, "little") >> 1  # torch wants it below 2^63
+    random.seed(derived)
+    numpy.random.seed(derived % 2**32)
+    torch.manual_seed(derived)
+
+
+def instantiate(section: Mapping[str, Any], path: str) -> Any:
+    """Return what `_target_` makes of the section's other values.
+
+    Raises:
+        ConfigError: the target is not there, does not take the arguments, or refuses them.
+    """
+    try:
+        return hydra.utils.instantiate(dict(section), _convert_="all")
+    except InstantiationException as error:
+        cause = error.__cause__ or error
+        message = str(cause).strip() or type(cause).__name__
+        raise ConfigError(f"{path} ({section['_target_']}): {message}") from error
+
+
+def _parameters(target: str, path: str) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(hydra.utils.get_object(target)).parameters
+    except (ImportError, AttributeError, ValueError, InstantiationException) as error:
+        raise ConfigError(f"{path}._target_={target}: {error}") from error
+
+
+def _optimizer_section(settings: Settings) -> dict[str, Any]:
+    optimizer = settings.optimizer
+    params: dict[str, Any] = {"lr": optimizer.lr, "weight_decay": optimizer.weight_decay}
+    if optimizer.betas is not None:
+        params["betas"] = list(optimizer.betas)
+    if optimizer.eps is not None:
+        params["eps"] = optimizer.eps
+    if optimizer.type.lower() in ("adam", "adamw") and not _offloads_optimizer(settings):
+        # DeepSpeed's own Adam compiles an extension on first use: over a minute on a CPU, and
+        # with a CUDA toolkit on a GPU. optimizer.params.torch_adam=false asks for it.
+        params["torch_adam"] = True
+    return {"type": optimizer.type, "params": {**params, **optimizer.params}}
+
+
+def _offloads_optimizer(settings: Settings) -> bool:
+    offload = settings.deepspeed["zero_optimization"].get("offload_optimizer") or {}
+    return offload.get("device", "none") != "none"
+
+
+def _explain_refusal(error: Exception) -> str:
+    """DeepSpeed's sections are pydantic models, whose errors name the key in `loc`."""
+    details = getattr(error, "errors", None)
+    if details is None:
+        return f"deepspeed: DeepSpeed refuses the settings: {error}"
+    lines = []
+    for detail in details():
+        key = ".".join(str(part) for part in detail["loc"])
+        lines.append(f"  {key}={detail.get('input')!r}: {detail['msg']}")
+    title = getattr(error, "title", "DeepSpeed")
+    return "\n".join([f"deepspeed: {title} refuses the settings:", *lines])

@@ -1,0 +1,295 @@
+"""Typed settings: the door between Hydra's configuration and everything behind it.
+
+`settings_from` is the only place that sees a DictConfig; past it there are frozen dataclasses.
+YAML holds the values, the classes below hold types, documentation and checks. Nothing here reads
+the environment or the disk: paths become absolute against the directory of the launch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from launcher import batch, deepspeed_section, schema
+from launcher.errors import ConfigError
+
+_RESUME_WORDS = ("auto", "never", "must")
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    name: str
+    """Names the run; the same name continues the same run."""
+    dir: str
+    """Where the run lives. It never holds a time: coming back must find the same directory."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.name.strip()), "run.name is empty: give the run a name.")
+        _require(bool(self.dir.strip()), "run.dir is empty: give the run a directory.")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    steps: int
+    """The run is complete after this many optimizer steps."""
+
+    def __post_init__(self) -> None:
+        _at_least("train.steps", self.steps, 1)
+
+
+@dataclass(frozen=True)
+class BatchSettings:
+    global_size: int
+    """Samples per step over all ranks; it does not change with the number of ranks."""
+    micro_size: int
+    """Samples per rank in one forward and backward pass."""
+
+    def __post_init__(self) -> None:
+        _at_least("batch.global_size", self.global_size, 1)
+        _at_least("batch.micro_size", self.micro_size, 1)
+
+
+@dataclass(frozen=True)
+class OptimizerSettings:
+    type: str
+    """A DeepSpeed optimizer, or the name of a class in torch.optim."""
+    lr: float
+    weight_decay: float
+    gradient_clipping: float
+    """Largest global gradient norm; 0 turns clipping off."""
+    betas: tuple[float, float] | None = None
+    """null for optimizers that take none."""
+    eps: float | None = None
+    """null for optimizers that take none."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Anything else that the optimizer takes."""
+
+    def __post_init__(self) -> None:
+        _require(self.lr > 0, f"optimizer.lr={self.lr}: wanted a number above 0.")
+        for name in ("weight_decay", "gradient_clipping"):
+            _at_least(f"optimizer.{name}", getattr(self, name), 0)
+
+
+@dataclass(frozen=True)
+class ScheduleSettings:
+    warmup_steps: int
+    """The learning rate rises linearly over this many steps; 0 starts at its full value."""
+    decay: str
+    """`cosine` over the steps after warm-up, or `none`."""
+    min_lr_ratio: float
+    """Where cosine decay ends, as a fraction of optimizer.lr."""
+
+    def __post_init__(self) -> None:
+        _at_least("schedule.warmup_steps", self.warmup_steps, 0)
+        _require(
+            self.decay in ("cosine", "none"),
+            f"schedule.decay={self.decay!r}: wanted cosine or none.",
+        )
+        _require(
+            0 <= self.min_lr_ratio <= 1,
+            f"schedule.min_lr_ratio={self.min_lr_ratio}: wanted a number from 0 to 1.",
+        )
+
+
+@dataclass(frozen=True)
+class CheckpointSettings:
+    dir: str
+    every_steps: int | None
+    every_minutes: float | None
+    keep_last: int
+    commit_deadline_seconds: float
+    """A save whose shards are not all durable by then is abandoned."""
+    max_failures: int
+    """The run stops after this many failed saves in a row."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.every_steps is not None or self.every_minutes is not None,
+            "checkpoint.every_steps and checkpoint.every_minutes are both null: set at least one.",
+        )
+        if self.every_steps is not None:
+            _at_least("checkpoint.every_steps", self.every_steps, 1)
+        for name in ("every_minutes", "commit_deadline_seconds"):
+            value = getattr(self, name)
+            _require(
+                value is None or value > 0, f"checkpoint.{name}={value}: wanted a number above 0."
+            )
+        _at_least("checkpoint.keep_last", self.keep_last, 1)
+        _at_least("checkpoint.max_failures", self.max_failures, 1)
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    components: Mapping[str, Mapping[str, Any]]
+    """By name: `_target_` (a map-style data set), `weight`, and the data set's arguments."""
+    seq_len: int
+    workers: int
+    """Loader processes per rank; 0 loads in the training process."""
+    prefetch_batches: int
+    """Batches that each worker keeps ready."""
+    accept_changed: bool
+    """Resume although the data differ from those the checkpoint was made with."""
+
+    def __post_init__(self) -> None:
+        _at_least("data.seq_len", self.seq_len, 1)
+        _at_least("data.workers", self.workers, 0)
+        _at_least("data.prefetch_batches", self.prefetch_batches, 1)
+        _require(bool(self.components), "data.components is empty: name at least one data set.")
+        for name, component in self.components.items():
+            _check_component(f"data.components.{name}", component)
+
+
+@dataclass(frozen=True)
+class LaunchSettings:
+    kind: str
+    """`local`: the ranks run on this machine. Ranks that others start ignore it."""
+    ranks: int | None
+    """Number of ranks; null means one per accelerator, or two without any."""
+    grace_seconds: float
+    """After one rank failed, the others have this long to end by themselves."""
+    max_attempts_without_progress: int
+    """So many attempts in a row may end at the step they began from; then starting is refused."""
+    step_timeout_minutes: float
+    """A rank whose step takes longer prints every thread's stack and aborts."""
+
+    def __post_init__(self) -> None:
+        _require(self.kind == "local", f"launch.kind={self.kind!r}: wanted local.")
+        if self.ranks is not None:
+            _at_least("launch.ranks", self.ranks, 1)
+        _at_least("launch.grace_seconds", self.grace_seconds, 0)
+        _at_least("launch.max_attempts_without_progress", self.max_attempts_without_progress, 1)
+        _require(
+            self.step_timeout_minutes > 0,
+            f"launch.step_timeout_minutes={self.step_timeout_minutes}: wanted a number above 0.",
+        )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything a run is made from. Equal on all ranks."""
+
+    run: RunSettings
+    train: TrainSettings
+    batch: BatchSettings
+    optimizer: OptimizerSettings
+    schedule: ScheduleSettings
+    checkpoint: CheckpointSettings
+    data: DataSettings
+    model: Mapping[str, Any]
+    launch: LaunchSettings
+    deepspeed: Mapping[str, Any]
+    seed: int
+    resume: str
+    """`auto` resumes if there is a checkpoint, `must` insists, `never` starts anew; or a tag."""
+
+    def __post_init__(self) -> None:
+        _require(
+            0 <= self.seed < 2**63, f"seed={self.seed}: wanted a whole number from 0 to 2^63 - 1."
+        )
+        _require(isinstance(self.model.get("_target_"), str), "model._target_ is not set.")
+        _require(
+            self.resume in _RESUME_WORDS or self.resume.startswith("global_step"),
+            f"resume={self.resume!r}: wanted auto, never, must, or a tag such as global_step400.",
+        )
+        deepspeed_section.check(self.deepspeed)
+
+    def accumulation_steps(self, world_size: int) -> int:
+        """Return the micro steps per step; raise ConfigError where the sizes do not fit."""
+        return batch.accumulation_steps(
+            global_size=self.batch.global_size,
+            micro_size=self.batch.micro_size,
+            world_size=world_size,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the settings as plain containers, for JSON, YAML and comparison."""
+        return asdict(self)
+
+
+def settings_from(config: DictConfig, launch_directory: Path) -> Settings:
+    """Convert a composed configuration, and make its paths absolute.
+
+    Raises:
+        ConfigError: an unknown or missing setting, a value of the wrong type, or a combination
+            that cannot work; the message names the setting and what would do.
+    """
+    try:
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
+    except OmegaConfBaseException as error:
+        raise ConfigError(
+            f"{error.full_key or 'the configuration'}: {error.msg or error}"
+        ) from error
+    settings = schema.build(Settings, plain, "")
+    return replace(
+        settings,
+        run=replace(settings.run, dir=_absolute(settings.run.dir, launch_directory)),
+        checkpoint=replace(
+            settings.checkpoint, dir=_absolute(settings.checkpoint.dir, launch_directory)
+        ),
+        data=replace(
+            settings.data,
+            components={
+                name: _with_absolute_path(component, launch_directory)
+                for name, component in settings.data.components.items()
+            },
+        ),
+    )
+
+
+def missing_data_files(settings: Settings) -> list[str]:
+    """Return one line per component whose `path` is not there. Looks at the disk."""
+    return [
+        f"data.components.{name}.path={component['path']}: there is no such file."
+        for name, component in settings.data.components.items()
+        if "path" in component and not Path(component["path"]).exists()
+    ]
+
+
+def first_difference(ours: Any, theirs: Any, path: str = "") -> tuple[str, Any, Any] | None:
+    """Return (dotted key, our value, their value) where two settings first differ."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for key in [*ours, *(key for key in theirs if key not in ours)]:
+            found = first_difference(
+                ours.get(key, "(not set)"),
+                theirs.get(key, "(not set)"),
+                f"{path}.{key}" if path else key,
+            )
+            if found:
+                return found
+        return None
+    return None if ours == theirs else (path, ours, theirs)
+
+
+def _check_component(path: str, component: Mapping[str, Any]) -> None:
+    if not isinstance(component.get("_target_"), str):
+        raise ConfigError(f"{path}._target_ is not set: name the class of the data set.")
+    for key, value in component.items():
+        if value == "???":
+            raise ConfigError(f"{path}.{key} is not set: give it, {path}.{key}=...")
+    weight = component.get("weight")
+    if isinstance(weight, bool) or not isinstance(weight, (int, float)) or weight < 0:
+        raise ConfigError(f"{path}.weight={weight!r}: wanted a number, 0 or above.")
+    if not isinstance(component.get("path", ""), str):
+        raise ConfigError(f"{path}.path={component['path']!r}: wanted text.")
+
+
+def _with_absolute_path(component: Mapping[str, Any], directory: Path) -> Mapping[str, Any]:
+    if "path" not in component:
+        return component
+    return {**component, "path": _absolute(component["path"], directory)}
+
+
+def _absolute(path: str, directory: Path) -> str:
+    return str(directory / Path(path).expanduser())
+
+
+def _at_least(name: str, value: float, least: int) -> None:
+    _require(value >= least, f"{name}={value}: wanted {least} or more.")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ConfigError(message)

@@ -1,0 +1,35 @@
+"""What the launcher raises, and how each of them ends the process.
+
+LauncherError
+|-- ConfigError      the settings, the environment or the data cannot work: exit 78
+|-- NoProgressError  the run keeps dying at the same step: exit 70
+`-- SaveError        the checkpoint that the run must end with was not committed: exit 1
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class LauncherError(Exception):
+    """Base of the errors that end a run with a message instead of a traceback."""
+
+
+class ConfigError(LauncherError):
+    """A setting is wrong; starting again without changing it cannot help."""
+
+
+class NoProgressError(LauncherError):
+    """Several attempts in a row ended at the step they began from."""
+
+
+class SaveError(LauncherError):
+    """The checkpoint that the run must end with was not committed."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return a sentence that names the most similar of `known`, or lists them all."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return f"Known here: {', '.join(names)}." if names else "Nothing can be set here."

@@ -1,0 +1,141 @@
+"""Attempts and verdicts: what a batch script or a scheduler may do after this process.
+
+Owns the exit codes, the status file through which rank 0 tells its verdict (srun's own exit code
+cannot carry one), and attempts.jsonl, which only rank 0 writes: `bring_up` when an attempt begins,
+`start` once it knows its step, `end` when it ends by itself. A killed attempt has no `end`.
+
+The status file named by EVERSTEP_STATUS_FILE holds the word `started` from bring-up on, and at the
+end the verdict as a decimal number, if there is one: a crash leaves `started`.
+"""
+
+import datetime
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import NoProgressError
+from launcher.rank import RankProcess
+from launcher.run_directory import JsonLines
+
+DONE = 0
+FAILED = 1
+NO_PROGRESS = 70
+SAVED = 75
+BAD_CONFIG = 78
+
+STARTED = "started"
+
+
+def write_status(environ: Mapping[str, str], text: str) -> None:
+    """Replace the status file's content in one step, if the environment names a status file."""
+    name = environ.get("EVERSTEP_STATUS_FILE")
+    if not name:
+        return
+    path = Path(name)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    with open(temporary, "w", encoding="ascii") as file:
+        file.write(f"{text}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def attempts_without_progress(records: Sequence[Mapping[str, Any]], from_step: int) -> int:
+    """Count the newest attempts that began at `from_step`, or died before, and came to nothing.
+
+    An attempt that was asked to stop and saved, or that completed, ends the count, and so does
+    one that began elsewhere: between it and now there was progress.
+    """
+    attempts: dict[str, dict[str, Any]] = {}
+    for record in records:
+        attempts.setdefault(record["start_id"], {})[record["event"]] = record
+    count = 0
+    for attempt in reversed(attempts.values()):
+        start, end = attempt.get("start"), attempt.get("end")
+        if end is not None and end["exit_code"] in (DONE, SAVED, BAD_CONFIG, NO_PROGRESS):
+            if end["exit_code"] in (BAD_CONFIG, NO_PROGRESS):
+                continue  # refused at start: it says nothing about the run
+            break
+        if start is not None and start["from_step"] != from_step:
+            break
+        count += 1
+    return count
+
+
+def check_progress(records: Sequence[Mapping[str, Any]], from_step: int, limit: int) -> None:
+    """Refuse to start where the last `limit` attempts all ended without a new checkpoint.
+
+    Raises:
+        NoProgressError: says how many, from which step, and what to do.
+    """
+    count = attempts_without_progress(records, from_step)
+    if count >= limit:
+        raise NoProgressError(
+            f"the last {count} attempts all began at step {from_step} and ended without a newer "
+            "checkpoint, so this one would too.\n"
+            "  Read the newest logs/attempt_*/ of the run, and after the cause is mended start "
+            f"once with launch.max_attempts_without_progress={count + 1}."
+        )
+
+
+class AttemptLog:
+    """This attempt's lines in attempts.jsonl; on ranks other than 0 every method does nothing.
+
+    The attempt's number is known only once the run is held, so a start id links the lines.
+    """
+
+    def __init__(self, lines: JsonLines, process: RankProcess) -> None:
+        self._lines = lines if process.topology.rank == 0 else None
+        self._process = process
+        self._start_id = secrets.token_hex(4)
+        self._began = time.monotonic()
+        self._attempt: int | None = None
+        self._from_step: int | None = None
+        self.step: int | None = None
+        """The newest finished step, once there is one."""
+
+    def bring_up(self) -> None:
+        """Say that an attempt begins, before anything that could kill it."""
+        topology, environ = self._process.topology, self._process.environ
+        self._write(
+            "bring_up",
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            started_by=topology.started_by,
+            world_size=topology.world_size,
+            nodes=topology.world_size // topology.local_world_size,
+            slurm_job=environ.get("SLURM_JOB_ID"),
+            slurm_restart_count=environ.get("SLURM_RESTART_COUNT"),
+            overrides=list(self._process.arguments),
+        )
+
+    def start(self, attempt: int, from_step: int) -> None:
+        """Say which attempt this is and where it goes on."""
+        self._attempt, self._from_step = attempt, from_step
+        self._write("start", attempt=attempt, from_step=from_step)
+
+    def end(self, exit_code: int, *, cause: str) -> None:
+        """Say how it ended. A killed attempt cannot."""
+        self._write(
+            "end",
+            attempt=self._attempt,
+            from_step=self._from_step,
+            step=self.step,
+            exit_code=exit_code,
+            cause=cause,
+            seconds=round(time.monotonic() - self._began, 3),
+        )
+
+    def earlier(self) -> list[dict[str, Any]]:
+        """Return the records of the attempts before this one."""
+        records = self._lines.read() if self._lines is not None else []
+        return [record for record in records if record["start_id"] != self._start_id]
+
+    def _write(self, event: str, **fields: Any) -> None:
+        if self._lines is not None:
+            now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+            self._lines.append({"event": event, "start_id": self._start_id, "time": now, **fields})

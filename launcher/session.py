@@ -1,0 +1,287 @@
+"""What a rank does between meeting the others and parting from them: build, resume, train, close.
+
+Everything here is collective: all ranks call it, in the same order. Errors that come from the
+settings, the data or the checkpoint directory are settled among the ranks first and raised on all.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import deepspeed
+import torch
+from deepspeed.accelerator import get_accelerator
+from torch import distributed
+
+import engine
+from engine.format.errors import FormatError
+from engine.format.manifest import Manifest
+from engine.stream import Stream, StreamLoader
+from launcher import builders, logs, requeue, same_run
+from launcher.config import Settings
+from launcher.council import Council
+from launcher.errors import ConfigError, LauncherError, NoProgressError, SaveError
+from launcher.loop import Cadence, LoopSettings, Position, StepLoop
+from launcher.progress import Progress
+from launcher.rank import RankProcess
+from launcher.requeue import AttemptLog
+from launcher.run_directory import RunDirectory
+from launcher.stop import Agreement
+from launcher.topology import Topology
+
+T = TypeVar("T")
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+
+
+class Session:
+    """One attempt of a run, on one rank. Call `train` once.
+
+    Args:
+        settings: equal on all ranks.
+        process: this rank.
+        council: where the ranks settle errors.
+        directory: the run's; only rank 0 writes records to it.
+        attempts: this attempt's log.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        process: RankProcess,
+        council: Council,
+        directory: RunDirectory,
+        attempts: AttemptLog,
+    ) -> None:
+        self._settings = settings
+        self._process = process
+        self._topology = process.topology
+        self._council = council
+        self._directory = directory
+        self._attempts = attempts
+        self._progress = Progress(
+            directory if process.topology.rank == 0 else None,
+            total_steps=settings.train.steps,
+            tokens_per_step=settings.batch.global_size * settings.data.seq_len,
+        )
+
+    def train(self) -> tuple[int, str]:
+        """Train until the run is complete or all agreed to stop.
+
+        Returns:
+            The exit code and what led to it. Equal on all ranks.
+
+        Raises:
+            ConfigError, NoProgressError: on all ranks; nothing was trained.
+            SaveError: the save that the run had to end with was not committed.
+        """
+        settings = self._settings
+        join(self._topology, self._council)
+        ds_engine, stream = self._build()
+        with _refusals_as_config_errors():
+            checkpointer = self._attach(ds_engine, stream)
+            resumed = checkpointer.resume(
+                settings.resume, accept=lambda manifest: self._accept(manifest, stream)
+            )
+        position = self._begin(checkpointer, resumed)
+        if position.step >= settings.train.steps:
+            checkpointer.close(wait_for_commit=False)
+            self._progress.say(
+                f"run {settings.run.name} is complete: its checkpoint is at step {position.step} "
+                f"of {settings.train.steps}. Raise train.steps to train on."
+            )
+            outcome = requeue.DONE, "already complete"
+        else:
+            outcome = self._run_loop(ds_engine, checkpointer, stream, position)
+        self._part()
+        return outcome
+
+    def _build(self) -> tuple[Any, Stream]:
+        settings, topology = self._settings, self._topology
+        config = self._settled(
+            "deepspeed", lambda: builders.deepspeed_config(settings, topology.world_size)
+        )
+        stream = self._settled("data", lambda: builders.build_stream(settings))
+        model = builders.build_model(settings, config)
+        ds_engine = builders.build_engine(model, settings, config)
+        builders.seed_generators(settings.seed, topology.rank)
+        return ds_engine, stream
+
+    def _attach(self, ds_engine: Any, stream: Stream) -> engine.Checkpointer:
+        checkpoint = self._settings.checkpoint
+        checkpointer = engine.attach(
+            ds_engine,
+            checkpoint.dir,
+            engine.CheckpointOptions(
+                keep_last=checkpoint.keep_last,
+                commit_deadline_seconds=checkpoint.commit_deadline_seconds,
+                max_failures=checkpoint.max_failures,
+            ),
+            on_event=self._progress.event,
+            keeper_fd=self._process.keeper_fd,
+            fingerprint=same_run.identity(self._settings, stream),
+        )
+        self._progress.attempt = checkpointer.attempt
+        logs.add_file(self._directory.log_file(checkpointer.attempt, self._topology.rank))
+        return checkpointer
+
+    def _accept(self, manifest: Manifest, stream: Stream) -> None:
+        """Refuse another run's checkpoint. The engine asks on rank 0 and tells all ranks."""
+        try:
+            changed = same_run.check(manifest.fingerprint, self._settings, stream, manifest.tag)
+        except ConfigError as error:
+            raise engine.ResumeError(str(error)) from error
+        if changed:
+            self._progress.say(f"note: {changed}.")
+
+    def _begin(
+        self, checkpointer: engine.Checkpointer, resumed: engine.ResumedState | None
+    ) -> Position:
+        """Record where this attempt starts, and say so."""
+        settings, run = self._settings, self._settings.run
+        position = Position(0, 0)
+        if resumed is not None:
+            position = Position(resumed.step, resumed.sample_offset)
+        earlier = self._attempts.earlier()
+        self._settled(
+            "progress",
+            lambda: requeue.check_progress(
+                earlier, position.step, settings.launch.max_attempts_without_progress
+            ),
+            NoProgressError,
+        )
+        if self._topology.rank == 0:
+            self._directory.keep_first_configuration(settings.as_dict())
+        self._attempts.start(checkpointer.attempt, position.step)
+        begins = f"resumes at step {position.step}" if resumed is not None else "starts"
+        self._progress.say(
+            f"run {run.name}, attempt {checkpointer.attempt}: {begins}, {settings.train.steps} "
+            f"steps on {self._topology.world_size} ranks, in {run.dir}"
+        )
+        return position
+
+    def _run_loop(
+        self, ds_engine: Any, checkpointer: engine.Checkpointer, stream: Stream, position: Position
+    ) -> tuple[int, str]:
+        settings, topology = self._settings, self._topology
+        loader = StreamLoader(
+            stream,
+            micro_batch_size=settings.batch.micro_size,
+            dp_rank=topology.rank,
+            dp_world_size=topology.world_size,
+            sample_offset=position.sample_offset,
+            global_batch_size=settings.batch.global_size,
+            workers=settings.data.workers,
+            prefetch_batches=settings.data.prefetch_batches,
+            pin_memory=builders.uses_accelerator(),
+        )
+        loop = StepLoop(
+            LoopSettings(
+                steps=settings.train.steps,
+                accumulation_steps=settings.accumulation_steps(topology.world_size),
+                global_batch_size=settings.batch.global_size,
+                step_timeout_seconds=settings.launch.step_timeout_minutes * 60,
+                is_rank_0=topology.rank == 0,
+            ),
+            engine=ds_engine,
+            batches=iter(loader),
+            checkpoints=checkpointer,
+            cadence=Cadence(
+                every_steps=settings.checkpoint.every_steps,
+                every_minutes=settings.checkpoint.every_minutes,
+            ),
+            agreement=Agreement(distributed.new_group(backend="gloo"), topology.world_size),
+            stop=self._process.stop,
+            progress=self._progress,
+            position=position,
+            stream_state=stream.state,
+        )
+        try:
+            self._progress.begin(position.step)
+            complete = loop.run()
+        finally:
+            self._attempts.step = loop.position.step
+            loader.close()
+        return self._close(checkpointer, loop, complete, moved=loop.position != position)
+
+    def _close(
+        self, checkpointer: engine.Checkpointer, loop: StepLoop, complete: bool, *, moved: bool
+    ) -> tuple[int, str]:
+        """Wait until the last save is durable on all ranks: the verdict promises it."""
+        step, stop = loop.position.step, self._process.stop
+        if not complete:
+            cause = stop.signal_name or "another rank was asked to stop"
+            self._progress.event({"event": "stopped", "step": step, "reason": cause})
+        committed = checkpointer.close(wait_for_commit=True)
+        self._progress.close()
+        if moved and not (committed and loop.has_staged_its_position):
+            raise SaveError(
+                f"the checkpoint of step {step}, with which the run had to end, was not "
+                f"committed; events.jsonl in {self._settings.run.dir} says why. Start it again: "
+                "it resumes from the newest committed one."
+            )
+        if complete:
+            self._progress.say(f"done: {step} steps, and the checkpoint of the last is committed.")
+            return requeue.DONE, "done"
+        self._progress.say(f"stopped at step {step} ({cause}), saved: start it again to go on.")
+        return requeue.SAVED, cause
+
+    def _part(self) -> None:
+        """End together: a rank that leaves early can abort the others while they leave."""
+        distributed.barrier()
+        self._process.stop.ignore_from_now_on()
+        distributed.destroy_process_group()
+        self._directory.close()
+
+    def _settled(
+        self, phase: str, action: Callable[[], T], kind: type[LauncherError] = ConfigError
+    ) -> T:
+        """Run an action on every rank, and raise on all of them what any of them raises."""
+        result: list[T] = []
+        message = None
+        try:
+            result.append(action())
+        except kind as error:
+            message = str(error)
+        self._council.settle(phase, message, kind)
+        return result[0]
+
+
+def join(topology: Topology, council: Council) -> None:
+    """Make the process groups of torch and DeepSpeed, over the council's store."""
+    accelerator = get_accelerator()
+    backend = accelerator.communication_backend_name()
+    options: dict[str, Any] = {}
+    if builders.uses_accelerator():
+        accelerator.set_device(topology.local_rank)
+        options["device_id"] = torch.device(accelerator.device_name(topology.local_rank))
+    else:
+        # DeepSpeed 0.19.8 would compile a shared-memory all-reduce on first use (20 s and a
+        # compiler). It asks this table first, which it fills when it is first read. Gloo gives
+        # the same losses without it.
+        deepspeed.ops.__compatible_ops__ = {}
+    distributed.init_process_group(
+        backend,
+        store=distributed.PrefixStore("group", council.store),
+        rank=topology.rank,
+        world_size=topology.world_size,
+        timeout=COLLECTIVE_TIMEOUT,
+        **options,
+    )
+    deepspeed.init_distributed(dist_backend=backend, timeout=COLLECTIVE_TIMEOUT)
+
+
+@contextmanager
+def _refusals_as_config_errors() -> Iterator[None]:
+    """What the engine refuses at start is about the directory, the model or the data."""
+    try:
+        yield
+    except (
+        engine.CheckpointError,
+        engine.ResumeError,
+        engine.RunHeldError,
+        engine.UnsuitableDirectoryError,
+        FormatError,
+    ) as error:
+        raise ConfigError(str(error)) from error
