@@ -43,10 +43,13 @@ class Manifest(Draft):
         del fields["shards"]
         return Draft(**fields)
 
+    def to_json(self) -> dict[str, JSON]:
+        """Return the manifest as JSON, without its checksum."""
+        return {**self.draft_json(), "shards": [shard.to_json() for shard in self.shards]}
+
     def to_bytes(self) -> bytes:
         """Return the manifest's file."""
-        shards = [shard.to_json() for shard in self.shards]
-        return sealed.dumps({**self.draft_json(), "shards": shards})
+        return sealed.dumps(self.to_json())
 
     @classmethod
     def from_draft(cls, draft: JSON, receipts: Sequence[Receipt]) -> "Manifest":

@@ -1,0 +1,133 @@
+"""``python -m engine``: look at checkpoints.
+
+    python -m engine ls DIR [--strays]              a table of the checkpoints
+    python -m engine show DIR [--tag T] [--json]    what one checkpoint holds
+    python -m engine verify DIR [--tag T | --all]   read every byte, and name what is damaged
+
+DIR is a run directory, a checkpoints directory, or one checkpoint's directory. Exit codes: 0 all is
+well, 1 a checkpoint is damaged, 2 there is nothing such to look at, or the arguments are wrong.
+"""
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+from engine import describe, inspect
+from engine.format.errors import FormatError
+
+EXIT_DAMAGED = 1
+EXIT_USAGE = 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code. Prints to stdout, errors to stderr."""
+    options = _parser().parse_args(arguments)
+    try:
+        code: int = options.command(options)
+        sys.stdout.flush()
+        return code
+    except inspect.InspectError as error:
+        print(f"engine: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except FormatError as error:
+        print(f"engine: {error}", file=sys.stderr)
+        return EXIT_DAMAGED
+    except BrokenPipeError:  # `... | head` has seen enough; the exit must not flush again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m engine", description="Look at checkpoints.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(
+        name: str, run: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(command=run)
+        command.add_argument(
+            "dir", metavar="DIR", help="a run, a checkpoints or a checkpoint's directory"
+        )
+        return command
+
+    ls = add("ls", _ls, "List the checkpoints.")
+    ls.add_argument("--strays", action="store_true", help="list those off the line of history too")
+    show = add("show", _show, "Describe one checkpoint; the newest unless --tag is given.")
+    show.add_argument("--tag", help="global_step<number>, or the name of a stray")
+    show.add_argument("--json", action="store_true", help="print the whole manifest as JSON")
+    verify = add("verify", _verify, "Read every byte of the newest checkpoint; name all damage.")
+    which = verify.add_mutually_exclusive_group()
+    which.add_argument("--tag", help="verify this one: global_step<number> or a stray's name")
+    which.add_argument("--all", action="store_true", help="verify all that are committed")
+    return parser
+
+
+def _ls(options: argparse.Namespace) -> int:
+    place = inspect.locate(options.dir)
+    listed = inspect.listing(place, strays=False)
+    now = datetime.datetime.now(datetime.timezone.utc)
+    print(*describe.table(listed, now), sep="\n")
+    if options.strays:
+        strays = inspect.listing(place, strays=True)
+        print("\nstrays: off the line of history, never resumed from unless named")
+        print(*describe.table(strays, now), sep="\n")
+        listed += strays
+    errors = [one.error for one in listed if one.error is not None]
+    for error in errors:
+        print(f"engine: {error}", file=sys.stderr)
+    return EXIT_DAMAGED if errors else 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    path = inspect.choose(inspect.locate(options.dir), options.tag)
+    manifest = inspect.load(path)
+    if options.json:
+        print(json.dumps(manifest.to_json(), indent=2))
+    else:
+        print(*describe.summary(manifest, path), sep="\n")
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    place = inspect.locate(options.dir)
+    paths = inspect.choose_all(place) if options.all else [inspect.choose(place, options.tag)]
+    codes = {_verify_one(path) for path in paths}
+    return EXIT_DAMAGED if EXIT_DAMAGED in codes else max(codes)
+
+
+def _verify_one(path: str) -> int:
+    name = os.path.basename(path)
+    try:
+        with _progress_bar(path) as progress:
+            problems = inspect.verify(path, progress)
+    except inspect.GoneError as error:  # the others are verified all the same
+        print(f"engine: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    for problem in problems:
+        print(f"{name}/{problem}")
+    if not problems:
+        print(f"{name}: intact")
+    return EXIT_DAMAGED if problems else 0
+
+
+@contextlib.contextmanager
+def _progress_bar(path: str) -> Iterator[Callable[[int], None] | None]:
+    """Yield what advances a progress bar by bytes; None where no terminal would show it."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    import tqdm
+
+    total = inspect.size_of(path)
+    name = os.path.basename(path)
+    with tqdm.tqdm(total=total, unit="B", unit_scale=True, desc=name, leave=False) as bar:
+        yield bar.update
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
