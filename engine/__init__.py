@@ -1,0 +1,57 @@
+"""Durable state for DeepSpeed ZeRO-3 training: save while training, continue exactly.
+
+    checkpointer = engine.attach(ds_engine, directory, engine.CheckpointOptions(keep_last=2))
+    resumed = checkpointer.resume("auto")          # None on a first start
+    checkpointer.save(step, sample_offset=...)     # returns when staged
+    checkpointer.close()                           # returns when committed
+
+Importing this package imports neither torch nor DeepSpeed: the writer process and the tools use
+parts of it without them. The names below are imported when they are first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.attach import attach
+    from engine.checkpoint.errors import CheckpointError, FencedError, RefusedError
+    from engine.checkpoint.options import CheckpointOptions
+    from engine.checkpointer import Checkpointer, ResumedState
+    from engine.protocol.acquire import RunHeldError, UnsuitableDirectoryError
+    from engine.resume.errors import MismatchError, NothingToResumeError, ResumeError
+
+_WHERE = {
+    "CheckpointError": "engine.checkpoint.errors",
+    "CheckpointOptions": "engine.checkpoint.options",
+    "Checkpointer": "engine.checkpointer",
+    "FencedError": "engine.checkpoint.errors",
+    "MismatchError": "engine.resume.errors",
+    "NothingToResumeError": "engine.resume.errors",
+    "RefusedError": "engine.checkpoint.errors",
+    "ResumeError": "engine.resume.errors",
+    "ResumedState": "engine.checkpointer",
+    "RunHeldError": "engine.protocol.acquire",
+    "UnsuitableDirectoryError": "engine.protocol.acquire",
+    "attach": "engine.attach",
+}
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointOptions",
+    "Checkpointer",
+    "FencedError",
+    "MismatchError",
+    "NothingToResumeError",
+    "RefusedError",
+    "ResumeError",
+    "ResumedState",
+    "RunHeldError",
+    "UnsuitableDirectoryError",
+    "attach",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(importlib.import_module(_WHERE[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,160 @@
+"""Bring a DeepSpeed engine and a checkpoint directory together: the start of an attempt.
+
+Collective. Rank 0 takes the attempt's number, every rank checks that it sees the same directory and
+starts its writer, and DeepSpeed's checkpoint engine is replaced by ours.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from engine.checkpoint.collective import Agreement, Severity
+from engine.checkpoint.deepspeed_engine import install
+from engine.checkpoint.errors import CheckpointError, RefusedError
+from engine.checkpoint.options import CheckpointOptions
+from engine.checkpoint.saver import Saver
+from engine.checkpoint.session import Session
+from engine.checkpoint.writer import WriterConfig
+from engine.checkpoint.writer_link import WriterLink, WriterStartError
+from engine.checkpoint.zero3 import Layout
+from engine.checkpointer import Checkpointer
+from engine.format.errors import FormatError
+from engine.protocol import files
+from engine.protocol.acquire import RunHeldError, UnsuitableDirectoryError, acquire
+from engine.protocol.layout import OWNER, AttemptDirectory, CheckpointDirectory
+from engine.protocol.owner import Owner, Place
+
+logger = logging.getLogger(__name__)
+
+_SEEN_SECONDS = 60.0
+_PAUSE_SECONDS = 0.1
+_ERRORS = (RunHeldError, UnsuitableDirectoryError, FormatError, OSError)
+
+
+def attach(
+    ds_engine: Any,
+    directory: str,
+    options: CheckpointOptions = CheckpointOptions(),  # noqa: B008  # frozen: shared safely
+    *,
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    fingerprint: Any = None,
+    keeper_fd: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Checkpointer:
+    """Start an attempt at training `ds_engine`, with its checkpoints in `directory`.
+
+    Collective over all ranks, after `deepspeed.initialize`. Blocks while an older attempt's writer
+    still finishes what it was given.
+
+    Args:
+        ds_engine: a DeepSpeed ZeRO-3 engine; its checkpoint engine is replaced.
+        directory: made if it is not there; shared by all ranks.
+        on_event: called on the training thread with a dict for each thing that happens to a save.
+        fingerprint: identity of the data, JSON; stored with every save.
+        keeper_fd: a pipe end for the writer to hold for as long as it lives.
+        environment: where Slurm's variables are looked up; this process's own by default.
+
+    Raises:
+        RunHeldError: another live run holds the directory.
+        RefusedError: the engine's settings hold state that cannot be saved.
+        CheckpointError: the directory is not shared by all ranks, or does not serve.
+    """
+    agreement = Agreement()
+    layout = _layout(ds_engine, agreement)
+    root = os.path.abspath(directory)
+    paths = CheckpointDirectory(root)
+    environment = os.environ if environment is None else environment
+
+    def take_number() -> dict[str, Any]:
+        me = Owner.this_process(agreement.world_size, environment)
+        taken = acquire(paths, me, options.lease)
+        return {"attempt": taken.attempt, "nonce": taken.nonce, "root": root}
+
+    try:
+        taken = agreement.on_rank_0(take_number, _ERRORS)
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint directory {root} does not serve: {error}") from error
+    attempt, nonce = taken["attempt"], taken["nonce"]
+    _require_shared(paths.attempt(attempt), nonce, agreement, root, taken["root"])
+    link = _start_writer(paths, attempt, agreement, options, keeper_fd)
+    logger.info("attempt %d in %s", attempt, root)
+    session = Session(
+        ds_engine, install(ds_engine), layout, paths, attempt, nonce, agreement, on_event
+    )
+    saver = Saver(link, agreement.rank, agreement.world_size, on_event)
+    return Checkpointer(session, saver, options, fingerprint)
+
+
+def _layout(ds_engine: Any, agreement: Agreement) -> Layout:
+    layout, reason = None, ""
+    try:
+        layout = Layout.of(ds_engine)
+    except RefusedError as error:
+        reason = str(error)
+    verdict = agreement.reach(Severity.STOP if reason else Severity.NONE, reason)
+    if layout is None or verdict.severity is not Severity.NONE:
+        raise RefusedError(str(verdict))
+    return layout
+
+
+def _require_shared(
+    attempt: AttemptDirectory, nonce: str, agreement: Agreement, mine: str, rank_0s: str
+) -> None:
+    """Every rank must see the very attempt that rank 0 has made."""
+    reason = ""
+    if not _sees(attempt, nonce):
+        reason = (
+            f"the checkpoint directory {mine} is not the one that rank 0 uses ({rank_0s}): its "
+            f"attempt {attempt.number} is not there after {_SEEN_SECONDS:g} s. Set checkpoint.dir "
+            "to a directory that all nodes share"
+        )
+    verdict = agreement.reach(Severity.STOP if reason else Severity.NONE, reason)
+    if verdict.severity is not Severity.NONE:
+        raise CheckpointError(str(verdict))
+
+
+def _sees(attempt: AttemptDirectory, nonce: str) -> bool:
+    deadline = time.monotonic() + _SEEN_SECONDS
+    while True:
+        if OWNER in files.fresh_listing(attempt.path):
+            data = files.read_listed(attempt.owner)
+            return data is not None and Owner.from_bytes(data, attempt.owner).nonce == nonce
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _start_writer(
+    paths: CheckpointDirectory,
+    attempt: int,
+    agreement: Agreement,
+    options: CheckpointOptions,
+    keeper_fd: int | None,
+) -> WriterLink:
+    logs = options.log_directory or paths.attempt(attempt).path
+    link = WriterLink(
+        WriterConfig(
+            rank=agreement.rank,
+            world_size=agreement.world_size,
+            directory=paths.root,
+            attempt=attempt,
+            log=os.path.join(logs, f"writer_{agreement.rank:05d}.log"),
+            host=Place.here().host,
+            keep_last=options.keep_last,
+            commit_deadline_seconds=options.commit_deadline_seconds,
+            beat_seconds=options.lease.beat_seconds,
+            bytes_per_second=options.bytes_per_second,
+        ),
+        keeper_fd,
+    )
+    reason = ""
+    try:
+        link.start()
+    except (WriterStartError, OSError) as error:
+        reason = str(error)
+    verdict = agreement.reach(Severity.STOP if reason else Severity.NONE, reason)
+    if verdict.severity is not Severity.NONE:
+        raise CheckpointError(str(verdict))
+    return link

@@ -1,0 +1,186 @@
+"""Rank 0's commits: which saves wait for receipts, and what becomes of each of them.
+
+Runs in the writer process of rank 0, on its main thread, between the seals. No collective: that the
+other ranks are done is read from the save's directory.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.format import names
+from engine.format.errors import FormatError
+from engine.format.manifest import Manifest
+from engine.protocol import commit, files, history, retention
+from engine.protocol.commit import Published
+from engine.protocol.layout import CheckpointDirectory
+
+# Receipts come within milliseconds on small states and after minutes on large ones: look often at
+# first, then seldom, because thousands of ranks' files are listed each time.
+_POLL_SECONDS = 0.02
+_POLL_MAXIMUM_SECONDS = 0.5
+
+
+@dataclass
+class _Save:
+    """A save of rank 0 that waits for the receipts of all ranks."""
+
+    name: str
+    draft: dict[str, Any]
+    deadline: float
+    sealed_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def save_id(self) -> str:
+        return str(self.draft["save_id"])
+
+
+class Committer:
+    """Watches the saves of one attempt until each is committed or abandoned."""
+
+    def __init__(
+        self,
+        directory: CheckpointDirectory,
+        attempt: int,
+        world_size: int,
+        keep_last: int,
+        deadline_seconds: float,
+        tell: Callable[..., None],
+        log: Callable[[str], None],
+    ) -> None:
+        """Remember the settings. `tell(kind, **fields)` reports to the trainer."""
+        self._directory = directory
+        self._number = attempt
+        self._attempt = directory.attempt(attempt)
+        self._world_size = world_size
+        self._keep_last = keep_last
+        self._deadline_seconds = deadline_seconds
+        self._tell = tell
+        self._log = log
+        self._pending: dict[str, _Save] = {}
+        self.poll_seconds = _POLL_SECONDS
+
+    @property
+    def pending(self) -> bool:
+        """Whether a save waits for its receipts."""
+        return bool(self._pending)
+
+    def add(self, name: str, draft: dict[str, Any]) -> None:
+        """Watch the save in directory `name`, whose manifest is to come from `draft`."""
+        self._pending[name] = _Save(name, draft, time.monotonic() + self._deadline_seconds)
+        self.serve()
+
+    def serve(self) -> None:
+        """Commit or abandon what it is time for; then poll more slowly while nothing moves."""
+        moved = False
+        for save in list(self._pending.values()):
+            try:
+                moved = self._serve_commit(save) or moved
+            except (OSError, FormatError) as error:
+                self.abandon(save.name, save.save_id, str(error))
+                moved = True
+        slower = min(self.poll_seconds * 1.5, _POLL_MAXIMUM_SECONDS)
+        self.poll_seconds = _POLL_SECONDS if moved else slower
+
+    def _serve_commit(self, save: _Save) -> bool:
+        """Commit or abandon one pending save if it is time to; tell whether it is settled."""
+        path = self._attempt.save(save.name)
+        listed = files.fresh_listing(path)
+        missing = commit.missing_receipts(listed, self._world_size)
+        if listed and not missing:
+            self._commit(save, path)
+            return True
+        reason = self._why_not(save, listed, missing)
+        if reason is not None:
+            self.abandon(save.name, save.save_id, reason)
+        return reason is not None
+
+    def _why_not(self, save: _Save, listed: list[str], missing: list[int]) -> str | None:
+        """Return why a save without all receipts will never have them; None while it may."""
+        if not listed:
+            return "its directory is gone: a newer attempt has taken over"
+        failed = [rank for rank in missing if names.failed_name(rank) in listed]
+        if failed:
+            return f"ranks {failed} could not write their shard; their logs say why"
+        gone = set(files.fresh_listing(self._attempt.open))
+        left = [rank for rank in missing if names.gone_name(rank) in gone]
+        if left:
+            # Receipt first, then gone: what was missing before may be there on a second look.
+            again = files.fresh_listing(self._attempt.save(save.name))
+            left = [r for r in commit.missing_receipts(again, self._world_size) if r in left]
+        if left:
+            return f"the writers of ranks {left} have left without a receipt"
+        if time.monotonic() > save.deadline:
+            seconds = self._deadline_seconds
+            return f"ranks {missing} gave no receipt within commit_deadline_seconds={seconds}"
+        return None
+
+    def _commit(self, save: _Save, path: str) -> None:
+        receipts = commit.read_receipts(path, self._world_size, save.save_id)
+        outcome = Published.GONE
+        if receipts is not None:
+            line = history.from_json(save.draft["history"])
+            outcome = commit.publish(
+                self._directory,
+                path,
+                save.draft,
+                receipts,
+                self._number,
+                lambda holder: self._is_stray(holder, line),
+            )
+        self._log(f"{save.save_id}: {outcome.value}")
+        del self._pending[save.name]
+        seconds = time.monotonic() - save.sealed_at
+        if outcome in (Published.DONE, Published.ALREADY):
+            size = sum(receipt.size_bytes for receipt in receipts or ())
+            self._tell("committed", save_id=save.save_id, bytes=size, seconds=seconds)
+            if outcome is Published.DONE:
+                self._tidy(save.draft)
+        elif outcome is Published.TAKEN:
+            self.abandon(save.name, save.save_id, "another save of this run holds its tag")
+        else:
+            self._tell("fenced", save_id=save.save_id, reason="a newer attempt took over")
+
+    def _is_stray(self, holder: Manifest, line: history.History) -> bool:
+        """Tell whether the save that holds our tag is a lower attempt's, off this run's history."""
+        on_line = history.covers(line, holder.attempt, holder.step)
+        return holder.attempt < self._number and not on_line
+
+    def _tidy(self, draft: dict[str, Any]) -> None:
+        """After a commit: the pointer for people, retention, trash. The commit stands anyway."""
+        try:
+            commit.point_latest(self._directory, draft["tag"])
+            line = history.from_json(draft["history"])
+            pruned = retention.prune(self._directory, self._number, line, self._keep_last)
+            if pruned:
+                self._tell("pruned", save_id=draft["save_id"], tags=pruned)
+            self._discard_leftovers(draft["save_id"])
+            retention.empty_trash(self._directory, self._number)
+        except (OSError, FormatError) as error:
+            self._log(f"after {draft['save_id']}: {error}")
+            self._tell("untidy", save_id=draft["save_id"], reason=str(error))
+
+    def _discard_leftovers(self, committed_save_id: str) -> None:
+        """A slow rank may have made the directory of a save anew after it was abandoned."""
+        newest = names.SaveId.parse(committed_save_id).save_counter
+        for name in files.fresh_listing(self._attempt.open):
+            saved = names.save_of(name)
+            if saved is not None and saved[1] < newest and name not in self._pending:
+                self._discard(name)
+
+    def abandon(self, name: str, save_id: str, reason: str) -> None:
+        """Take a save back as a whole; nothing happens where a newer attempt has taken over."""
+        self._log(f"{save_id}: abandoned: {reason}")
+        self._pending.pop(name, None)
+        try:
+            self._discard(name)
+            retention.empty_trash(self._directory, self._number)
+        except OSError as error:
+            self._log(f"{save_id}: {error}")
+        fenced = commit.is_fenced(self._directory, self._number)
+        self._tell("fenced" if fenced else "abandoned", save_id=save_id, reason=reason)
+
+    def _discard(self, name: str) -> None:
+        files.rename_new(self._attempt.save(name), os.path.join(self._attempt.trash, name))

@@ -1,0 +1,121 @@
+"""The manifest's draft: what rank 0 says of a save before its shards are on disk.
+
+Everything that is not a tensor goes in here as JSON, through the state tree's list of types; a
+value that has no exact form is an error here, before any image is touched.
+"""
+
+import datetime
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from engine.checkpoint.saver import whole_entries
+from engine.checkpoint.zero3 import Layout, LiveState
+from engine.format import tree
+from engine.format.manifest import Draft, ParamGroup
+from engine.format.names import SaveId
+from engine.protocol.history import Link
+
+# DeepSpeed's own counters and schedules, by the keys of its model states.
+_MODEL_KEYS = ("global_steps", "global_samples", "skipped_steps", "lr_scheduler")
+_REFUSED_KEYS = ("data_sampler", "random_ltd")
+_ZERO_KEYS = ("dynamic_loss_scale", "overflow")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where the run stands at a save.
+
+    step           optimizer steps done
+    sample_offset  samples consumed by all ranks since the run began
+    stream         state of the data stream, JSON
+    client_state   the caller's own, equal on all ranks: rank 0's is stored; of the tree's types
+    """
+
+    step: int
+    sample_offset: int
+    stream: Any
+    client_state: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """What the saves of one attempt have in common.
+
+    history         the attempt's own, itself last
+    parent_save_id  the save it resumed from; None for a fresh start
+    fingerprint     identity of the data, JSON
+    """
+
+    history: tuple[Link, ...]
+    parent_save_id: str | None
+    fingerprint: Any
+
+
+def make_draft(
+    save_id: SaveId,
+    layout: Layout,
+    live: LiveState,
+    whole: Mapping[str, torch.Tensor],
+    state: Any,
+    progress: Progress,
+    lineage: Lineage,
+    stage_seconds: float,
+) -> Draft:
+    """Put the draft together. `state` is what `encode_state` returned. Pure but for the clock."""
+    return Draft(
+        save_id=str(save_id),
+        step=progress.step,
+        sample_offset=progress.sample_offset,
+        world_size=layout.world_size,
+        history=tuple((link.attempt, link.from_step) for link in lineage.history),
+        parent_save_id=lineage.parent_save_id,
+        stream=progress.stream,
+        fingerprint=lineage.fingerprint,
+        parameters=layout.parameters,
+        whole_entries=whole_entries(whole),
+        param_groups=tuple(
+            ParamGroup(tree.encode(group, f"param_groups[{i}]"))
+            for i, group in enumerate(live.hyperparameters)
+        ),
+        optimizer=live.optimizer,
+        state=state,
+        versions=_versions(),
+        staged_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),
+        stage_seconds=stage_seconds,
+    )
+
+
+def encode_state(
+    model_states: Mapping[str, Any],
+    zero_states: Mapping[str, Any],
+    client_state: Mapping[str, Any],
+) -> Any:
+    """Return everything else that DeepSpeed and the caller hand over, as a tree.
+
+    Raises engine.format.errors.UnsupportedValueError, which names the path to the value.
+    """
+    for key in _REFUSED_KEYS:
+        if model_states.get(key) is not None:
+            raise ValueError(
+                f"DeepSpeed's {key} holds state that cannot be saved exactly; switch it off"
+            )
+    scaler = zero_states["loss_scaler"]
+    deepspeed = {
+        **{key: model_states[key] for key in _MODEL_KEYS},
+        **{key: zero_states[key] for key in _ZERO_KEYS},
+        "loss_scaler": {"kind": type(scaler).__name__, **vars(scaler)},
+    }
+    return tree.encode({"deepspeed": deepspeed, "client_state": dict(client_state)}, "state")
+
+
+@cache
+def _versions() -> dict[str, str]:
+    distributions = ("torch", "deepspeed", "safetensors", "numpy")
+    versions = {name: importlib.metadata.version(name) for name in distributions}
+    return {"python": platform.python_version(), **versions}

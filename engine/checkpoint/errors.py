@@ -1,0 +1,18 @@
+"""Errors of saving.
+
+CheckpointError
+|- RefusedError    a kind of training whose state cannot be saved yet
+`- FencedError     a newer attempt has taken this run over
+"""
+
+
+class CheckpointError(Exception):
+    """Saving cannot go on."""
+
+
+class RefusedError(CheckpointError):
+    """The engine holds state that DeepSpeed does not hand to a checkpoint."""
+
+
+class FencedError(CheckpointError):
+    """A newer attempt has taken over; this one must stop."""

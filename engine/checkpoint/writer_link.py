@@ -1,0 +1,186 @@
+"""The trainer's end of its writer: start it, hand over images, take in its reports, replace it.
+
+One link per rank, used by the training thread only; nothing here blocks but `start` and `wait`, and
+nothing is collective. A dead writer is replaced by sending every unsettled seal again to a new one:
+seals are idempotent.
+"""
+
+import json
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from engine.checkpoint.writer import WriterConfig
+
+logger = logging.getLogger(__name__)
+
+_MESSAGE_BYTES = 64 << 10
+_START_SECONDS = 60.0
+_PACKAGES = str(Path(__file__).resolve().parents[2])
+_XXHASH = str(Path(xxhash.__file__).resolve().parents[1])
+# -I -S: nothing of the user's environment, and no site-packages start-up code, runs in the writer.
+_BOOTSTRAP = (
+    "import sys; sys.path.insert(0, sys.argv[2]); sys.path.append(sys.argv[3]); "
+    "from engine.checkpoint.writer import main; main(int(sys.argv[1]))"
+)
+
+
+class WriterStartError(Exception):
+    """A writer process could not be started."""
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What the writer is told of a fully staged image.
+
+    `save` is the save's directory name, `data_offset` where the shard's data start, `draft` the
+    manifest's draft as JSON bytes on rank 0, and None elsewhere.
+    """
+
+    save: str
+    save_id: str
+    size_bytes: int
+    data_offset: int
+    draft: bytes | None
+
+
+class WriterLink:
+    """A running writer and the socket to it."""
+
+    def __init__(
+        self,
+        config: WriterConfig,
+        keeper_fd: int | None = None,
+        command: Callable[[int], list[str]] | None = None,
+    ) -> None:
+        """Remember how to start the writer.
+
+        `keeper_fd` is a pipe end that the writer inherits and never touches: the keeper at the
+        other end sees by it when the last writer is gone. `command` is the command line for a
+        given socket descriptor.
+        """
+        self._config = config
+        self._keeper_fd = keeper_fd
+        self._command = command or _command
+        self._socket: socket.socket | None = None
+        self.pid: int | None = None
+        # Data workers forked later must not hold the socket open or speak through it.
+        os.register_at_fork(after_in_child=self._drop)
+
+    @property
+    def alive(self) -> bool:
+        """Whether a writer is at the other end, as far as is known."""
+        return self._socket is not None
+
+    def start(self) -> None:
+        """Start the writer and wait until it says that it is up. Raises WriterStartError."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        kept = [theirs.fileno()] + ([] if self._keeper_fd is None else [self._keeper_fd])
+        process = subprocess.Popen(
+            self._command(theirs.fileno()),
+            pass_fds=kept,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        theirs.close()
+        pidfd = os.pidfd_open(os.getpid())
+        try:
+            socket.send_fds(ours, [json.dumps(asdict(self._config)).encode()], [pidfd])
+            process.wait()  # it has forked; its child, the writer, is nobody's to wait for
+            ours.settimeout(_START_SECONDS)
+            up = ours.recv(_MESSAGE_BYTES)
+        except OSError as error:
+            up, reason = b"", str(error)
+        else:
+            reason = "it ended at once"
+        finally:
+            os.close(pidfd)
+        if not up:
+            ours.close()
+            raise WriterStartError(
+                f"the writer did not start: {reason}. Its log is {self._config.log}"
+            )
+        ours.setblocking(False)
+        self._socket = ours
+        self.pid = json.loads(up)["pid"]
+
+    def seal(self, seal: Seal, image: int) -> bool:
+        """Hand a staged image over: with this, the save is fully staged.
+
+        The image (a descriptor, duplicated here) must not change until its save is settled.
+        Returns False if the writer is dead; the seal can be sent again to its successor.
+        """
+        message = {
+            "kind": "seal",
+            "save": seal.save,
+            "save_id": seal.save_id,
+            "size_bytes": seal.size_bytes,
+            "data_offset": seal.data_offset,
+        }
+        descriptors = [image]
+        if seal.draft is not None:
+            draft = os.memfd_create("everstep-draft", os.MFD_CLOEXEC)
+            os.write(draft, seal.draft)
+            descriptors.append(draft)
+        try:
+            return self._send(message, descriptors)
+        finally:
+            for descriptor in descriptors[1:]:
+                os.close(descriptor)
+
+    def reports(self) -> Iterator[dict[str, Any]]:
+        """Yield what the writer has reported, without waiting. `alive` is False after its end."""
+        while self._socket is not None:
+            try:
+                data = self._socket.recv(_MESSAGE_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._drop()
+                return
+            yield json.loads(data)
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Block until there is something to take in, or the time is over."""
+        if self._socket is not None:
+            select.select([self._socket], [], [], timeout_seconds)
+
+    def close(self) -> None:
+        """Tell the writer that nothing more comes; it signs off when it has finished."""
+        if self._send({"kind": "close"}, []):
+            self._drop()
+
+    def _send(self, message: dict[str, Any], descriptors: list[int]) -> bool:
+        if self._socket is None:
+            return False
+        self._socket.setblocking(True)
+        try:
+            socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
+        except OSError as error:
+            logger.warning("the writer (process %s) is gone: %s", self.pid, error)
+            self._drop()
+            return False
+        else:
+            self._socket.setblocking(False)
+            return True
+
+    def _drop(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _command(descriptor: int) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, str(descriptor), _PACKAGES, _XXHASH]

@@ -1,0 +1,264 @@
+"""What a live DeepSpeed ZeRO-3 engine holds, by parameter name.
+
+The one place that knows how ZeRO-3 lays out its partitions (DeepSpeed 0.19.8, `zero/stage3.py` and
+`zero/partition_parameters.py`): each sub-group of parameters is one flat tensor per rank, the
+concatenation of every parameter's piece of `ceil(numel / world_size)` elements, padded per
+parameter at its end by uninitialised memory. Sub-group boundaries depend on the world size, so all
+that is stored goes by the parameter's name.
+
+Nothing here is collective, and nothing is copied.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.checkpoint.errors import RefusedError
+from engine.format.dtypes import OF_TORCH_NAME
+from engine.format.manifest import Optimizer, Parameter, ScalarRun, StateKey
+from engine.format.partition import piece_of, ranges_of, slice_of
+from engine.format.tree import encode
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A parameter's place in the flat tensors of its sub-group, on this rank.
+
+    index   of the parameter in the layout order
+    begin   of the piece in the flat tensor, in elements
+    valid   elements of the piece that are the parameter's; the rest of it is padding
+    """
+
+    index: int
+    begin: int
+    valid: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the bytes of one entry live: `valid` elements of a live tensor from `begin` on."""
+
+    tensor: torch.Tensor
+    begin: int
+    valid: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one rank's partitions are laid out; fixed for the life of an engine.
+
+    parameters  the optimizer's in layout order, then the frozen ones
+    sub_groups  the pieces of each flat tensor, in order
+    groups      the param group of each sub-group
+    rank, world_size  in the data-parallel group
+    """
+
+    parameters: tuple[Parameter, ...]
+    sub_groups: tuple[tuple[Piece, ...], ...]
+    groups: tuple[int, ...]
+    rank: int
+    world_size: int
+
+    @classmethod
+    def of(cls, ds_engine: Any) -> "Layout":
+        """Read the layout of a DeepSpeed engine. Raises RefusedError for what cannot be saved."""
+        refuse_unsupported(ds_engine)
+        optimizer = ds_engine.optimizer
+        rank = torch.distributed.get_rank(group=optimizer.dp_process_group)
+        world_size = torch.distributed.get_world_size(group=optimizer.dp_process_group)
+        aliases = _aliases(ds_engine.module)
+        parameters: list[Parameter] = []
+        sub_groups = []
+        for sub_group_id, members in enumerate(optimizer.fp16_groups):
+            group = int(optimizer.sub_group_to_group_id[sub_group_id])
+            master = dtype_name(optimizer.fp32_partitioned_groups_flat[sub_group_id].dtype)
+            pieces, begin = [], 0
+            for member in members:
+                first, last = slice_of(member.ds_numel, world_size, rank)
+                pieces.append(Piece(len(parameters), begin, last - first))
+                begin += piece_of(member.ds_numel, world_size)
+                name = ds_engine.param_names[member]
+                parameters.append(_describe(name, member, aliases, master, group))
+            sub_groups.append(tuple(pieces))
+        for name, parameter in ds_engine.module.named_parameters():
+            if not parameter.requires_grad and parameter.ds_numel > 0:
+                parameters.append(_describe(name, parameter, aliases, None, None))
+        groups = tuple(int(group) for group in optimizer.sub_group_to_group_id.values())
+        return cls(tuple(parameters), tuple(sub_groups), groups, rank, world_size)
+
+    def flat_numel(self, sub_group: int) -> int:
+        """Elements of a sub-group's flat tensor, padding included; equal on all ranks."""
+        return sum(
+            piece_of(math.prod(self.parameters[piece.index].shape), self.world_size)
+            for piece in self.sub_groups[sub_group]
+        )
+
+    @property
+    def frozen(self) -> Iterator[Parameter]:
+        """The frozen parameters, in order."""
+        return (parameter for parameter in self.parameters if not parameter.trainable)
+
+
+@dataclass(frozen=True)
+class LiveState:
+    """The live tensors of one rank by entry name, and what describes them in the manifest."""
+
+    sources: dict[str, Source]
+    optimizer: Optimizer
+    hyperparameters: list[dict[str, Any]]
+
+    @classmethod
+    def of(
+        cls,
+        layout: Layout,
+        optimizer_kind: str,
+        model_states: Mapping[str, Any],
+        zero_states: Mapping[str, Any],
+    ) -> "LiveState":
+        """Name the tensors in the two state dicts that DeepSpeed hands to its checkpoint engine.
+
+        `model_states` is the one of model_states.pt, `zero_states` the `optimizer_state_dict` of
+        optim_states.pt. Every tensor stays a live reference.
+        """
+        packed = zero_states["optimizer_state_dict"]
+        keys: dict[tuple[str, str], list[int]] = {}
+        scalars: list[dict[str, Any]] = []
+        sources: dict[str, Source] = {}
+        by_sub_group = states_by_sub_group(layout, packed)
+        for sub_group, pieces in enumerate(layout.sub_groups):
+            flat = zero_states["fp32_flat_groups"][sub_group]
+            _add(sources, "master", flat, layout, pieces)
+            state = by_sub_group[sub_group]
+            for key, value in state.items():
+                if is_per_element(value, flat):
+                    _add(sources, key, value, layout, pieces)
+                    indices = keys.setdefault((key, dtype_name(value.dtype)), [])
+                    indices.extend(piece.index for piece in pieces)
+            rest = {k: v for k, v in state.items() if not is_per_element(v, flat)}
+            scalars.extend(rest for _ in pieces)
+        for parameter in layout.frozen:
+            fragment = model_states["frozen_param_fragments"][parameter.name]
+            begin, end = slice_of(math.prod(parameter.shape), layout.world_size, layout.rank)
+            sources[f"frozen/{parameter.name}"] = Source(fragment.reshape(-1), 0, end - begin)
+        state_keys = tuple(
+            StateKey(key, dtype, ranges_of(indices)) for (key, dtype), indices in keys.items()
+        )
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in packed["param_groups"]
+        ]
+        return cls(sources, Optimizer(optimizer_kind, state_keys, _runs(scalars)), groups)
+
+
+def states_by_sub_group(layout: Layout, packed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return each sub-group's entry of torch's packed optimizer state, {} where it has none."""
+    states: list[dict[str, Any]] = [{} for _ in layout.sub_groups]
+    for group, packed_group in enumerate(packed["param_groups"]):
+        members = [i for i, owner in enumerate(layout.groups) if owner == group]
+        for sub_group, key in zip(members, packed_group["params"], strict=True):
+            states[sub_group] = packed["state"].get(key, {})
+    return states
+
+
+def is_per_element(value: object, flat: torch.Tensor) -> bool:
+    """Tell whether an optimizer state value has one element per element of its flat tensor."""
+    return isinstance(value, torch.Tensor) and value.shape == flat.shape
+
+
+def buffers(model_states: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the persistent buffers in DeepSpeed's model states, by entry name."""
+    names = model_states["buffer_names"]
+    return {f"buffer/{name}": model_states["module"][name] for name in names}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return safetensors' name of a torch dtype. Raises RefusedError if it has none."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in OF_TORCH_NAME:
+        raise RefusedError(f"tensors of dtype {dtype} cannot be stored in a safetensors shard")
+    return OF_TORCH_NAME[name]
+
+
+def optimizer_kind(ds_engine: Any) -> str:
+    """Return the qualified class name of the optimizer that DeepSpeed steps."""
+    kind = type(ds_engine.optimizer.optimizer)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def refuse_unsupported(ds_engine: Any) -> None:
+    """Raise RefusedError for state that DeepSpeed does not hand to a checkpoint."""
+    zero = ds_engine._config.zero_config
+    offload = zero.offload_optimizer
+    reasons = {
+        f"zero_optimization.stage is {int(zero.stage)}, wanted 3": int(zero.stage) != 3,
+        "offload_optimizer.device is nvme": ds_engine.zero_nvme_offload_optimizer(),
+        "offload_param.device is nvme": (
+            zero.offload_param is not None and str(zero.offload_param.device) == "nvme"
+        ),
+        "offload_optimizer.ratio is below 1 (Twin-Flow)": (
+            offload is not None and offload.ratio < 1
+        ),
+        "offload_optimizer.super_offload is on": bool(getattr(offload, "super_offload", False)),
+        "the model has mixture-of-experts layers": ds_engine.has_moe_layers,
+        "tensor parallelism is on": ds_engine.mp_world_size > 1,
+        "zero_quantized_nontrainable_weights is on": zero.zero_quantized_nontrainable_weights,
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise RefusedError(
+                f"{reason}: that state cannot be saved and resumed yet. Change this setting"
+            )
+
+
+def _describe(
+    name: str,
+    parameter: Any,
+    aliases: Mapping[int, list[str]],
+    master: str | None,
+    group: int | None,
+) -> Parameter:
+    return Parameter(
+        name=name,
+        shape=tuple(parameter.ds_shape),
+        dtype=dtype_name(parameter.dtype),
+        master_dtype=master,
+        group=group,
+        trainable=group is not None,
+        aliases=tuple(alias for alias in aliases.get(id(parameter), []) if alias != name),
+    )
+
+
+def _aliases(module: torch.nn.Module) -> dict[int, list[str]]:
+    names: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return names
+
+
+def _add(
+    sources: dict[str, Source],
+    kind: str,
+    flat: torch.Tensor,
+    layout: Layout,
+    pieces: Iterable[Piece],
+) -> None:
+    for piece in pieces:
+        name = f"{kind}/{layout.parameters[piece.index].name}"
+        sources[name] = Source(flat, piece.begin, piece.valid)
+
+
+def _runs(scalars: list[dict[str, Any]]) -> tuple[ScalarRun, ...]:
+    """Join equal neighbours: Adam's step is one run, whatever the sub-groups are."""
+    runs: list[ScalarRun] = []
+    for index, values in enumerate(scalars):
+        if not values:
+            continue
+        encoded = encode(values, "optimizer state")
+        if runs and runs[-1].parameters[1] == index and runs[-1].values == encoded:
+            runs[-1] = ScalarRun((runs[-1].parameters[0], index + 1), encoded)
+        else:
+            runs.append(ScalarRun((index, index + 1), encoded))
+    return tuple(runs)

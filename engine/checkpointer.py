@@ -1,0 +1,269 @@
+"""Resume, save and close, on all ranks together: what `engine.attach` returns.
+
+Every rank makes the same calls in the same order; all of them are collective except `poll`, and all
+run on the training thread. What may fail on one rank alone (a full disk, a damaged shard, a value
+that cannot be stored) is kept, agreed upon over a CPU group, and then raised or reported on all
+ranks alike: nothing is raised inside DeepSpeed's own collectives.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.checkpoint import rng
+from engine.checkpoint.collective import Severity
+from engine.checkpoint.deepspeed_engine import StateDict
+from engine.checkpoint.draft import Lineage, Progress, encode_state, make_draft
+from engine.checkpoint.errors import CheckpointError, FencedError
+from engine.checkpoint.options import CheckpointOptions
+from engine.checkpoint.saver import Saver, Snapshot
+from engine.checkpoint.session import Session
+from engine.checkpoint.zero3 import LiveState, buffers, optimizer_kind
+from engine.format.errors import FormatError
+from engine.format.manifest import Manifest
+from engine.format.names import SaveId, tag_of
+from engine.resume.resume import Resumer
+
+logger = logging.getLogger(__name__)
+
+# A commit's deadline counts from the seal; its writer needs a moment to say that it has passed.
+_DEADLINE_MARGIN_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class ResumedState:
+    """What a run continues from.
+
+    tag            the checkpoint
+    step           optimizer steps done
+    sample_offset  samples consumed by all ranks: the next global index
+    stream         state of the data stream, as it was given to `save`
+    client_state   as it was given to `save`
+    """
+
+    tag: str
+    step: int
+    sample_offset: int
+    stream: Any
+    client_state: dict[str, Any]
+
+
+class Checkpointer:
+    """One attempt's saves and its resume. Made by `engine.attach`."""
+
+    def __init__(
+        self, session: Session, saver: Saver, options: CheckpointOptions, fingerprint: Any
+    ) -> None:
+        self.attempt = session.attempt
+        self._session = session
+        self._agreement = session.agreement
+        self._saver = saver
+        self._options = options
+        self._fingerprint = fingerprint
+        self._lineage: Lineage | None = None
+        self._saves = 0
+        self._saved_step: int | None = None
+        self._wait_seconds = options.commit_deadline_seconds + _DEADLINE_MARGIN_SECONDS
+
+    @property
+    def last_committed_step(self) -> int | None:
+        """The newest step that this attempt has committed or resumed from; rank 0 knows."""
+        return self._saver.last_committed_step
+
+    def resume(
+        self, mode: str = "auto", accept: Callable[[Manifest], None] = lambda manifest: None
+    ) -> ResumedState | None:
+        """Continue from a checkpoint, or start fresh. Collective; once, before the first save.
+
+        Args:
+            mode: "auto", the newest intact checkpoint of this run, or a fresh start where there
+                never was one; "must", the newest one or an error; "never", a fresh start; or a tag.
+            accept: called on rank 0 with the manifest; may refuse it by raising a ResumeError.
+
+        Returns the state to continue from, None on a fresh start. The random number generators are
+        restored last, so call this right before the first step.
+
+        Raises ResumeError, on every rank alike.
+        """
+        whole = {**buffers(self._buffer_states()), **rng.capture()}
+        resumed = Resumer(self._session).resume(mode, whole, accept)
+        manifest = resumed.manifest
+        parent = None if manifest is None else manifest.save_id
+        self._lineage = Lineage(resumed.history, parent, self._fingerprint)
+        if manifest is None:
+            return None
+        rng.restore(resumed.rng)
+        self._saved_step = self._saver.last_committed_step = manifest.step
+        return ResumedState(
+            manifest.tag,
+            manifest.step,
+            manifest.sample_offset,
+            manifest.stream,
+            resumed.client_state,
+        )
+
+    def save(
+        self,
+        step: int,
+        *,
+        sample_offset: int,
+        stream: Any = None,
+        client_state: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """Stage the state after `step` optimizer steps, and hand it to the writers. Collective.
+
+        Blocks for about one memory copy of the rank's state; longer only while both images are
+        still being written. When it returns, nothing that was staged aliases live state.
+
+        Args:
+            step: optimizer steps done; the checkpoint becomes tag `global_step{step}`.
+            sample_offset: samples consumed by all ranks since the run began.
+            stream: state of the data stream, JSON.
+            client_state: the caller's own state, equal on all ranks, of the types of
+                `engine.format.tree`.
+
+        Returns True if the state of this step is staged, here or before; False if the save was
+        given up, which an event explains.
+
+        Raises:
+            FencedError: a newer attempt has taken this run over.
+            CheckpointError: `max_failures` saves in a row have failed.
+        """
+        if self._lineage is None:
+            raise CheckpointError(
+                "call resume() before the first save(): it sets the run's history"
+            )
+        started = time.monotonic()
+        tag = tag_of(step)
+        severity = self._agree_to_save(step, tag)
+        if severity is not Severity.NONE:
+            return severity is Severity.DONE
+        with self._session.checkpoint_engine.collecting() as collected:
+            self._session.ds_engine.save_checkpoint(
+                self._session.directory.root, tag=tag, client_state={}, save_latest=False
+            )
+        self._saves += 1
+        save_id = SaveId(self.attempt, self._saves, tag, self._session.nonce)
+        progress = Progress(step, sample_offset, stream, client_state or {})
+        draft = self._stage(save_id, collected, progress, started)
+        if draft is None:
+            return False
+        size = self._saver.seal(save_id, draft or None)
+        self._saved_step = step
+        self._session.emit(
+            "staged", tag=tag, step=step, bytes=size, seconds=time.monotonic() - started
+        )
+        return True
+
+    def poll(self) -> None:
+        """Take in what the writer reports; replace a dead writer. Not collective, no waiting."""
+        self._saver.take_in()
+
+    def close(self, wait_for_commit: bool = True) -> bool:
+        """End the attempt. Collective; the ranks leave together.
+
+        With `wait_for_commit`, blocks until every staged save is committed or abandoned, for at
+        most the commit deadline; without, the writers finish on their own. Returns True if the
+        newest staged save is known to be committed.
+        """
+        if wait_for_commit:
+            self._saver.settle(self._wait_seconds)
+        newest = self._saver.last_committed_step
+        committed = self._saved_step is not None and newest == self._saved_step
+        outcome = bool(self._agreement.broadcast(committed))
+        self._agreement.barrier()
+        self._saver.close()
+        return outcome
+
+    def _agree_to_save(self, step: int, tag: str) -> Severity:
+        """Agree whether every rank can stage; raise where the run must stop."""
+        severity, reason = self._own_finding(step)
+        verdict = self._agreement.reach(severity, reason)
+        if verdict.severity is Severity.FENCED:
+            raise FencedError(f"{verdict}; this attempt ({self.attempt}) must not go on")
+        if verdict.severity is Severity.STOP:
+            raise CheckpointError(str(verdict))
+        if verdict.severity is Severity.SKIP:
+            self._saver.fail(tag, str(verdict))
+        return verdict.severity
+
+    def _own_finding(self, step: int) -> tuple[Severity, str]:
+        try:
+            self._saver.wait_for_image(self._options.commit_deadline_seconds)
+        except CheckpointError as error:
+            return Severity.SKIP, str(error)
+        if self._saver.fenced:
+            return Severity.FENCED, "a newer attempt has taken this run over"
+        failures = self._saver.failures_in_a_row
+        if failures >= self._options.max_failures:
+            return Severity.STOP, (
+                f"{failures} saves in a row have failed (checkpoint.max_failures="
+                f"{self._options.max_failures}); the last one: {self._saver.last_failure}"
+            )
+        if self._session.rank == 0 and step == self._saved_step and not failures:
+            return Severity.DONE, "the state of this step is saved already"
+        return Severity.NONE, ""
+
+    def _stage(
+        self,
+        save_id: SaveId,
+        collected: dict[str, StateDict],
+        progress: Progress,
+        started: float,
+    ) -> bytes | None:
+        """Copy the collected state into an image on all ranks; None if one of them cannot.
+
+        Returns the manifest's draft as JSON on rank 0, nothing on the others.
+        """
+        draft, reason = b"", ""
+        try:
+            model, zero = collected["model"], collected["optimizer"]["optimizer_state_dict"]
+            live = LiveState.of(
+                self._session.layout, optimizer_kind(self._session.ds_engine), model, zero
+            )
+            whole = {**buffers(model), **rng.capture()}
+            state = encode_state(model, zero, progress.client_state)
+            snapshot = Snapshot.of(self._session.layout, live, whole)
+            self._saver.stage(save_id, snapshot, self._options.commit_deadline_seconds)
+            if self._session.rank == 0:
+                seconds = time.monotonic() - started
+                draft = self._draft(save_id, live, whole, state, progress, seconds)
+        except (CheckpointError, FormatError, OSError, ValueError, MemoryError) as error:
+            reason = f"{type(error).__name__}: {error}"
+        verdict = self._agreement.reach(Severity.SKIP if reason else Severity.NONE, reason)
+        if verdict.severity is Severity.NONE:
+            return draft
+        self._saver.forget(save_id)
+        self._saver.fail(save_id.tag, str(verdict))
+        return None
+
+    def _draft(
+        self,
+        save_id: SaveId,
+        live: LiveState,
+        whole: Mapping[str, torch.Tensor],
+        state: Any,
+        progress: Progress,
+        stage_seconds: float,
+    ) -> bytes:
+        assert self._lineage is not None, "save() has checked it"
+        draft = make_draft(
+            save_id,
+            self._session.layout,
+            live,
+            whole,
+            state,
+            progress,
+            self._lineage,
+            stage_seconds,
+        )
+        return json.dumps(draft.draft_json()).encode()
+
+    def _buffer_states(self) -> dict[str, Any]:
+        module = self._session.ds_engine.module_state_dict()
+        return {"module": module, "buffer_names": self._session.ds_engine._get_buffer_names()}

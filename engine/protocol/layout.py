@@ -1,0 +1,92 @@
+"""Names and paths of a checkpoint directory: the one place that knows where things lie.
+
+checkpoints/
+  global_step400/                 committed: it arrived here by one rename
+  latest                          the newest committed tag, for people; resume does not read it
+  .stray/global_step400.<save id> whole tags off the run's line of history
+  .attempts/0007/                 never removed: the directory is the attempt number
+    owner.json  start.json        who runs it; what it descends from
+    beat.00000123.running.PID.TICKS.HOST
+    open/  ->  closed/            renamed once, by anyone: the attempt is over
+      global_step400.s0012/       one save under way
+      gone.00003                  that rank's writer has left
+      trash/                      on its way out
+"""
+
+import os
+from dataclasses import dataclass
+
+from engine.format import names
+
+OWNER = "owner.json"
+START = "start.json"
+MANIFEST = "manifest.json"
+LATEST = "latest"
+OPEN = "open"
+CLOSED = "closed"
+TRASH = "trash"
+_ATTEMPTS = ".attempts"
+_STRAY = ".stray"
+
+
+@dataclass(frozen=True)
+class CheckpointDirectory:
+    """Paths under one checkpoint directory. Pure: touches nothing."""
+
+    root: str
+
+    @property
+    def attempts(self) -> str:
+        return os.path.join(self.root, _ATTEMPTS)
+
+    @property
+    def strays(self) -> str:
+        return os.path.join(self.root, _STRAY)
+
+    @property
+    def latest(self) -> str:
+        return os.path.join(self.root, LATEST)
+
+    def tag(self, tag: str) -> str:
+        """Path of a committed tag."""
+        return os.path.join(self.root, tag)
+
+    def attempt(self, number: int) -> "AttemptDirectory":
+        """Paths of one attempt."""
+        return AttemptDirectory(os.path.join(self.attempts, names.attempt_name(number)), number)
+
+
+@dataclass(frozen=True)
+class AttemptDirectory:
+    """Paths under one attempt. Pure: touches nothing."""
+
+    path: str
+    number: int
+
+    @property
+    def owner(self) -> str:
+        return os.path.join(self.path, OWNER)
+
+    @property
+    def start(self) -> str:
+        return os.path.join(self.path, START)
+
+    @property
+    def open(self) -> str:
+        return os.path.join(self.path, OPEN)
+
+    @property
+    def closed(self) -> str:
+        return os.path.join(self.path, CLOSED)
+
+    @property
+    def trash(self) -> str:
+        return os.path.join(self.path, OPEN, TRASH)
+
+    def save(self, save_directory: str) -> str:
+        """Path of one save while the attempt is open."""
+        return os.path.join(self.open, save_directory)
+
+    def gone(self, rank: int) -> str:
+        """Path of the sign that the writer of `rank` has left."""
+        return os.path.join(self.open, names.gone_name(rank))

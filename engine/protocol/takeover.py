@@ -1,0 +1,185 @@
+"""What a new attempt does with what older ones left: adopt whole saves, sweep the rest, choose.
+
+Run by rank 0 of the new attempt, before its first step, in this order: `adopt`, `candidates`, and
+once all ranks have agreed on a tag, `begin`. Every closed attempt's save is renamed by this attempt
+itself, into a tag or into its own trash: the rename of the attempt's directory alone lets a commit
+that is already on its way land afterwards.
+"""
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from engine.format import names, sealed
+from engine.format.errors import FormatError
+from engine.format.manifest import Manifest, Receipt
+from engine.protocol import commit, files, history
+from engine.protocol.acquire import attempt_numbers
+from engine.protocol.commit import Published
+from engine.protocol.files import Renamed
+from engine.protocol.history import History
+from engine.protocol.layout import (
+    CLOSED,
+    MANIFEST,
+    START,
+    TRASH,
+    CheckpointDirectory,
+)
+
+logger = logging.getLogger(__name__)
+
+# Rank 0's receipt holds the manifest's draft, and its name holds the world size.
+_RANK_0 = "rank_00000_of_"
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """One save of an older attempt: its directory's name and what became of it."""
+
+    attempt: int
+    save: str
+    outcome: str  # a Published value, or "swept"
+    tag: str
+    reason: str = ""
+
+
+def adopt(directory: CheckpointDirectory, me: int) -> list[TakenOver]:
+    """Commit every whole save of the closed attempts below `me`, and sweep what is not whole."""
+    results = []
+    for number in attempt_numbers(directory):
+        attempt = directory.attempt(number)
+        if number >= me or CLOSED not in files.fresh_listing(attempt.path):
+            continue
+        for name in files.fresh_listing(attempt.closed):
+            saved = names.save_of(name)
+            if saved is not None:
+                results.append(_adopt_one(directory, me, number, name, saved[0]))
+        _restore_trash(directory, os.path.join(attempt.closed, TRASH))
+    return results
+
+
+def _adopt_one(
+    directory: CheckpointDirectory, me: int, number: int, name: str, tag: str
+) -> TakenOver:
+    save = os.path.join(directory.attempt(number).closed, name)
+    try:
+        outcome = _publish_if_whole(directory, me, save)
+        reason = "" if outcome else "receipts are missing"
+    except FormatError as error:
+        outcome, reason = None, str(error)
+    if outcome is not None and outcome is not Published.TAKEN:
+        return TakenOver(number, name, outcome.value, tag)
+    # A number of its own: two attempts may both have left a save of this name.
+    trash = os.path.join(directory.attempt(me).trash, f"a{names.attempt_name(number)}.{name}")
+    swept = files.rename_new(save, trash) is Renamed.DONE
+    return TakenOver(number, name, "swept" if swept else Published.GONE.value, tag, reason)
+
+
+def _publish_if_whole(directory: CheckpointDirectory, me: int, save: str) -> Published | None:
+    listed = files.fresh_listing(save)
+    first = next(
+        (name for name in listed if name.startswith(_RANK_0) and name.endswith(".json")), None
+    )
+    if first is None:
+        return None
+    data = files.read_listed(os.path.join(save, first))
+    if data is None:
+        return Published.GONE
+    receipt = Receipt.from_bytes(data, os.path.join(save, first))
+    if receipt.draft is None or commit.missing_receipts(listed, receipt.world_size):
+        return None
+    receipts = commit.read_receipts(save, receipt.world_size, receipt.save_id)
+    if receipts is None:
+        return Published.GONE
+    draft = receipt.draft
+    return commit.publish(
+        directory, save, draft, receipts, me, lambda held: held.attempt < int(draft["attempt"])
+    )
+
+
+def _restore_trash(directory: CheckpointDirectory, trash: str) -> None:
+    """Put back tags that a writer was about to prune when its attempt was closed.
+
+    Their manifest is unlinked first, so a tag that still has one is whole.
+    """
+    for name in files.fresh_listing(trash):
+        tag = name.partition(".")[0]
+        path = os.path.join(trash, name)
+        if names.step_of(tag) is not None and MANIFEST in files.fresh_listing(path):
+            files.rename_new(path, directory.tag(tag))
+
+
+@dataclass(frozen=True)
+class PassedOver:
+    """A directory with a tag's name that cannot be resumed from.
+
+    damaged  True if its manifest is there and cannot be read; False if it was never committed
+    """
+
+    path: str
+    reason: str
+    damaged: bool
+
+
+def committed(directory: CheckpointDirectory) -> tuple[list[Manifest], list[PassedOver]]:
+    """Read the manifests of all committed tags, newest step first, and what has none."""
+    manifests, passed_over = [], []
+    for name in files.fresh_listing(directory.root):
+        if names.step_of(name) is None:
+            continue
+        path = directory.tag(name)
+        try:
+            manifest = commit.read_manifest(path)
+            if manifest is not None and manifest.tag != name:
+                raise FormatError(f"{path}: its manifest is of tag {manifest.tag}")
+        except FormatError as error:
+            passed_over.append(PassedOver(path, str(error), damaged=True))
+            continue
+        if manifest is None:
+            reason = f"{path}: there is no {MANIFEST}, so it was never committed"
+            passed_over.append(PassedOver(path, reason, damaged=False))
+        else:
+            manifests.append(manifest)
+    return sorted(manifests, key=lambda manifest: -manifest.step), passed_over
+
+
+def newest_history(directory: CheckpointDirectory, below: int) -> History | None:
+    """Return the history of the newest attempt under `below` that recorded one."""
+    for number in sorted(attempt_numbers(directory), reverse=True):
+        attempt = directory.attempt(number)
+        if number < below and START in files.fresh_listing(attempt.path):
+            data = files.read_listed(attempt.start)
+            if data is not None:
+                document: Any = sealed.loads(data, attempt.start)
+                return history.from_json(document["history"])
+    return None
+
+
+def candidates(directory: CheckpointDirectory, me: int) -> tuple[list[Manifest], list[PassedOver]]:
+    """Return the tags on the run's newest history, newest step first, and what was passed over."""
+    manifests, passed_over = committed(directory)
+    line = newest_history(directory, me)
+    if line is not None:
+        manifests = [m for m in manifests if history.covers(line, m.attempt, m.step)]
+    return manifests, passed_over
+
+
+def begin(
+    directory: CheckpointDirectory, me: int, resumed: Manifest | None
+) -> tuple[History, list[Manifest]]:
+    """Record what attempt `me` descends from, then set aside the tags that are off that line.
+
+    The record comes first: after it, those tags are strays whoever looks. Returns the attempt's
+    history and the manifests of the strays that were moved.
+    """
+    parent = () if resumed is None else tuple(history.Link(*link) for link in resumed.history)
+    line = history.extend(parent, me, 0 if resumed is None else resumed.step)
+    document = {
+        "history": history.to_json(line),
+        "resumed_from": None if resumed is None else resumed.save_id,
+    }
+    files.write_durably(directory.attempt(me).start, sealed.dumps(document))
+    manifests, _ = committed(directory)
+    off = [m for m in manifests if not history.covers(line, m.attempt, m.step)]
+    return line, [manifest for manifest in off if commit.set_aside(directory, manifest)]
