@@ -47,11 +47,25 @@ def submit(slurm: SlurmCluster, tmp_path: Path) -> Submit:
     return submit
 
 
+@pytest.fixture(scope="module")
+def slow_jobs(
+    slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Job, Path]]:
+    """Jobs, and their directories, that meet the time limit: Slurm looks every half minute only.
+
+    They run beside the other tests, in a partition where nobody preempts them.
+    """
+    jobs = {}
+    for behaviour in ("stop", "deaf"):
+        directory = tmp_path_factory.mktemp(behaviour)
+        options = ("--time=1", "--partition=urgent")
+        jobs[behaviour] = submit_in(slurm, directory, [behaviour, "0"], *options), directory
+    return jobs
+
+
 @pytest.fixture(scope="module", autouse=True)
-def deaf_job(slurm: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A job that runs into its time limit. That takes a minute, beside the other tests."""
-    directory = tmp_path_factory.mktemp("deaf")
-    return submit_in(slurm, directory, ["deaf", "0"], "--time=1")
+def _start_early(slow_jobs: dict[str, tuple[Job, Path]]) -> None:
+    """Have the slow jobs started before the first test."""
 
 
 def events(job: Job, directory: Path, rank: int = 0) -> list[str]:
@@ -135,19 +149,12 @@ def test_preempted_comes_back(
     slurm: SlurmCluster, submit: Submit, tmp_path: Path, behaviour: str
 ) -> None:
     """Also when the ranks had not started yet: being in the way of others is no failure."""
-    job = submit(behaviour, "0")
+    most = "--cpus-per-task=2"  # of a node's four; the slow jobs have the others
+    job = submit(behaviour, "0", options=[most])
     wait_for_event(job, tmp_path, f"0 behaves:{behaviour}")
-    slurm.srun("--partition=urgent", "--ntasks-per-node=1", "--cpus-per-task=4", "true")
+    slurm.srun("--partition=urgent", most, "true")
     assert_ended(job, "COMPLETED", restarts=1, said="Slurm has requeued the job")
     assert "0 SIGTERM" in events(job, tmp_path)
-
-
-def test_warning_before_the_time_limit(submit: Submit, tmp_path: Path) -> None:
-    """The script's own --signal line: USR2 reaches the ranks, not the batch shell or srun."""
-    job = submit("stop", "0", options=["--time=1"])
-    assert_ended(job, "COMPLETED", restarts=1, said="saved, to be continued")
-    for rank in (0, 1):
-        assert events(job, tmp_path, rank)[:3] == ["0 behaves:stop", "0 started", "0 SIGUSR2"]
 
 
 def test_no_such_program(submit: Submit) -> None:
@@ -216,11 +223,22 @@ def test_shellcheck(script: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_time_limit_is_requeued(deaf_job: Job) -> None:
-    """Slurm itself never requeues these. The last test: its minute began with the first one."""
-    assert deaf_job.wait_until_ended(seconds=150) == "COMPLETED"
-    assert deaf_job.restarts == 1
-    assert "died (verdict started" in deaf_job.output
+def test_warning_before_the_time_limit(slow_jobs: dict[str, tuple[Job, Path]]) -> None:
+    """The script's own --signal line: USR2 reaches the ranks, not the batch shell or srun."""
+    job, directory = slow_jobs["stop"]
+    assert_ended(job, "COMPLETED", restarts=1, said="saved, to be continued")
+    for rank in (0, 1):
+        assert events(job, directory, rank)[:3] == ["0 behaves:stop", "0 started", "0 SIGUSR2"]
+
+
+def test_time_limit_is_requeued(slow_jobs: dict[str, tuple[Job, Path]]) -> None:
+    """By the script: Slurm itself never requeues what it ended for its time."""
+    job, _ = slow_jobs["deaf"]
+    assert job.wait_until_ended(seconds=150) == "COMPLETED"
+    assert job.restarts == 1
+    assert "DUE TO TIME LIMIT" in job.output
+    assert "died (verdict started" in job.output
+    assert "train.sbatch: requeueing the job" in job.output
 
 
 def _shim(directory: Path, name: str, body: str) -> Path:
