@@ -1,9 +1,13 @@
 """``python -m engine`` as a user starts it: output, exit codes, and what it does not import."""
 
+import fcntl
 import json
 import os
+import select
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -275,12 +279,14 @@ def test_a_reader_that_has_seen_enough_is_no_error(run_directory: Path) -> None:
 
 def test_a_progress_bar_is_shown_on_a_terminal_only(run_directory: Path) -> None:
     ours, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     command = [sys.executable, "-m", "engine", "verify", str(run_directory)]
     done = subprocess.run(
         command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=terminal, text=True, check=True
     )
+    readable, _, _ = select.select([ours], [], [], 60)
+    shown = os.read(ours, 65536).decode() if readable else "nothing was written"
     os.close(terminal)
-    shown = os.read(ours, 65536).decode()
     os.close(ours)
     assert "global_step1000:" in shown
     assert done.stdout == "global_step1000: intact\n"
