@@ -19,11 +19,13 @@ import numpy
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import DeepSpeedConfig
+from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from hydra.errors import InstantiationException
+from pydantic import ValidationError
 
 from engine.stream import Component, Stream, StreamError
 from launcher.config import ScheduleSettings, Settings
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, nearest
 
 
 def deepspeed_config(settings: Settings, world_size: int) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def deepspeed_config(settings: Settings, world_size: int) -> dict[str, Any]:
     try:
         DeepSpeedConfig(config)
     except (ValueError, AssertionError, TypeError) as error:  # pydantic's errors are ValueErrors
-        raise ConfigError(_explain_refusal(error)) from error
+        raise ConfigError(_explain_refusal(error, settings.deepspeed)) from error
     return config
 
 
@@ -174,14 +176,28 @@ def _offloads_optimizer(settings: Settings) -> bool:
     return offload.get("device", "none") != "none"
 
 
-def _explain_refusal(error: Exception) -> str:
-    """DeepSpeed's sections are pydantic models, whose errors name the key in `loc`."""
-    details = getattr(error, "errors", None)
-    if details is None:
-        return f"deepspeed: DeepSpeed refuses the settings: {error}"
+def _explain_refusal(error: Exception, section: Mapping[str, Any]) -> str:
+    """DeepSpeed's sections are pydantic models, whose errors say where in `loc`."""
+    if not isinstance(error, ValidationError):
+        return f"deepspeed: DeepSpeed {deepspeed.__version__} refuses the settings: {error}"
     lines = []
-    for detail in details():
+    for detail in error.errors():
         key = ".".join(str(part) for part in detail["loc"])
-        lines.append(f"  {key}={detail.get('input')!r}: {detail['msg']}")
-    title = getattr(error, "title", "DeepSpeed")
-    return "\n".join([f"deepspeed: {title} refuses the settings:", *lines])
+        path = _path_to(section, key, "deepspeed")
+        hint = ""
+        if detail["type"] == "extra_forbidden" and path.startswith("deepspeed.zero_optimization."):
+            hint = f" {nearest(key, DeepSpeedZeroConfig.model_fields)}"
+        lines.append(f"{path}={detail['input']!r}: DeepSpeed says: {detail['msg']}.{hint}")
+    return "\n".join(lines)
+
+
+def _path_to(section: Mapping[str, Any], key: str, path: str) -> str:
+    """Return the full name of the deepest part of a section's key that `key` names."""
+    for name, value in section.items():
+        if name == key.split(".", maxsplit=1)[0]:
+            return f"{path}.{key}"
+        if isinstance(value, Mapping):
+            found = _path_to(value, key, f"{path}.{name}")
+            if found.endswith(key):
+                return found
+    return path

@@ -220,7 +220,7 @@ def settings_from(config: DictConfig, launch_directory: Path) -> Settings:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
     except OmegaConfBaseException as error:
         raise ConfigError(
-            f"{error.full_key or 'the configuration'}: {error.msg or error}"
+            f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
         ) from error
     settings = schema.build(Settings, plain, "")
     return replace(

@@ -7,7 +7,7 @@ Hydra 1.3.8 and OmegaConf 2.3.1: an unknown key is a ConfigCompositionException 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from launcher.errors import ConfigError, nearest
@@ -20,9 +20,11 @@ def explain(error: Exception) -> ConfigError:
     if isinstance(error, OverrideParseException):
         return ConfigError(
             f"cannot read the override {error.override!r}: {_first_line(error)}\n"
-            "  A value that holds = , : [ ] { } or spaces is quoted twice, for the shell and for "
-            f"Hydra: {_quoted(error.override)}"
+            f"  {_how_to_write(error.override)}"
         )
+    if isinstance(error, MissingConfigException) and error.options:
+        group, _, name = (error.missing_cfg_file or "").rpartition("/")
+        return ConfigError(f"{group}={name}: no such choice. {nearest(name, error.options)}")
     for cause in _causes(error):
         if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and cause.full_key:
             siblings = _keys(cause.parent_node)
@@ -51,6 +53,11 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def _quoted(override: str) -> str:
-    key, _, value = override.partition("=")
-    return f"""'{key}="{value}"'"""
+def _how_to_write(override: str) -> str:
+    key, separator, value = override.partition("=")
+    if not separator:
+        return "An override has the form NAME=VALUE."
+    return (
+        "A value that holds = , : [ ] { } or spaces is quoted twice, for the shell and for "
+        f"Hydra: '{key}=\"{value}\"'"
+    )

@@ -46,21 +46,21 @@ def compose(
     None means that Hydra answered the command itself, as it does for --help and --cfg.
     """
     launch_directory = Path.cwd()
-    composed: list[Settings] = []
+    composed: list[DictConfig] = []
 
     @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
-    def convert(config: DictConfig) -> None:
-        composed.append(settings_from(config, launch_directory))
+    def compose_one(config: DictConfig) -> None:
+        composed.append(config)  # converted outside: Hydra prints a line of its own on errors
 
     environ["HYDRA_FULL_ERROR"] = "1"  # raise, instead of printing and exiting with 1
     try:
         sys.argv[1:] = overrides.for_hydra(arguments)
-        convert()
+        compose_one()
+        return settings_from(composed[0], launch_directory) if composed else None
     except ConfigError as error:
         return error
     except explain.COMPOSE_ERRORS as error:
         return explain.explain(error)
-    return composed[0] if composed else None
 
 
 def _start(

@@ -65,10 +65,12 @@ def prepare_environment(environ: MutableMapping[str, str], topology: Topology) -
 
 
 def _live(composed: Settings | ConfigError, process: RankProcess) -> int:
-    from launcher import council, logs, session
+    from launcher import logs
 
     topology = process.topology
-    logs.configure(topology.rank)
+    logs.configure(topology.rank)  # before DeepSpeed is imported, which logs as it is
+    from launcher import council, session
+
     members = council.meet(topology, process.environ)
     settings = members.settle_settings(composed)
     if topology.rank == 0:
