@@ -201,7 +201,7 @@ def _read_time(fields: Fields) -> str:
         offset = datetime.datetime.fromisoformat(text).utcoffset()
     except ValueError:
         offset = None
-    if offset != datetime.timedelta(0):
+    if offset is None or not text.endswith("+00:00"):
         raise fields.error("staged_at", "a time like 2026-01-31T23:59:59+00:00")
     return text
 

@@ -137,6 +137,22 @@ def test_a_wrong_field_is_named(field: str) -> None:
     assert field in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["/etc/passwd", "a/b", "rank\0", "..", "", None, 7, ["x"]])
+def test_a_shard_has_the_name_of_its_rank_and_no_other(name: Any) -> None:
+    document = sealed.loads(_manifest().to_bytes(), "m")
+    document["shards"][1]["name"] = name
+    with pytest.raises(FormatError, match=r"shards\[1\]\.name is .*; wanted rank_00001_of_00003"):
+        Manifest.from_bytes(sealed.dumps(document), "m")
+
+
+@pytest.mark.parametrize("time", ["2026-01-31T23:59:59Z", "2026-01-31T23:59:59+01:00", "now", 0])
+def test_a_time_without_the_offset_of_utc_is_refused(time: Any) -> None:
+    document = sealed.loads(_manifest().to_bytes(), "m")
+    document["staged_at"] = time
+    with pytest.raises(FormatError, match="staged_at"):
+        Manifest.from_bytes(sealed.dumps(document), "m")
+
+
 RECEIPT_EDITS = {
     "rank": _edit("rank", value=3),
     "name": _edit("name", value="rank_00002_of_00003.safetensors"),
