@@ -107,6 +107,8 @@ def test_a_worker_that_is_killed_is_reported_with_the_sample_it_was_reading() ->
 
 def test_closing_does_not_wait_for_a_worker_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine.stream.loader, "CLOSE_GRACE_SECONDS", 0.05)
+    # What torch would wait; with it, only our own impatience ends this test.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 1000)
     third = Stream([Component("docs", Numbered(5))], seed=0).place(2).index
     stuck = multiprocessing.Event()
 
@@ -143,17 +145,21 @@ import os, sys, threading
 from engine.stream import Component, Stream, StreamLoader
 
 class Stuck:
+    reads = 0
     def __len__(self):
         return 5
     def __getitem__(self, index):
-        os.write(1, b"reading\\n")
+        self.reads += 1
+        if self.reads == 1:
+            return index
+        os.write(1, b"%d\\n" % os.getpid())
         threading.Event().wait()
 
 loader = StreamLoader(
     Stream([Component("stuck", Stuck())], seed=0), micro_batch_size=1, dp_rank=0, dp_world_size=1,
     sample_offset=0, global_batch_size=1, workers=1,
 )
-loader._start()
+next(loader)
 END_OF_TRAINER
 """
 
@@ -176,9 +182,14 @@ def test_no_worker_outlives_its_trainer(end: str, code: int) -> None:
         stderr=subprocess.DEVNULL,
     ) as trainer:
         assert trainer.stdout is not None
-        assert trainer.stdout.readline() == b"reading\n"
+        worker = int(trainer.stdout.readline())
         if code == -signal.SIGKILL:
             trainer.kill()
-        rest, _ = trainer.communicate(b"\n", timeout=60)
+        try:
+            rest, _ = trainer.communicate(b"\n", timeout=60)
+        except subprocess.TimeoutExpired:
+            os.kill(worker, signal.SIGKILL)
+            trainer.kill()
+            raise
     assert rest == b""
     assert trainer.returncode == code
