@@ -150,7 +150,7 @@ class StreamLoader(Iterator[Any]):
             impatience.start()
             iterator._shutdown_workers()
             impatience.cancel()
-            worker_processes.kill(processes)
+            worker_processes.end(processes)
         if self._forget_exit is not None:
             self._forget_exit()
             self._forget_exit = None
@@ -167,7 +167,7 @@ class StreamLoader(Iterator[Any]):
         with worker_processes.sheltered_start():
             self._iterator = iter(self._loader)
         self._processes = list(self._iterator._workers)
-        self._forget_exit = worker_processes.kill_at_exit(self._processes)
+        self._forget_exit = worker_processes.end_at_exit(self._processes)
 
     def _obituary(self, number: int, process: BaseProcess) -> str:
         code = process.exitcode or 0

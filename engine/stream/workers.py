@@ -87,18 +87,23 @@ def settle(trainer_pid: int) -> None:
 
 
 def kill(workers: Iterable[BaseProcess]) -> None:
-    """Kill the workers that still live, and wait until they are gone. They hold nothing to lose."""
+    """Send SIGKILL to the workers that have not been waited for. They hold nothing to lose."""
     for worker in workers:
-        if worker.is_alive():
-            worker.kill()
+        worker.kill()
+
+
+def end(workers: Iterable[BaseProcess]) -> None:
+    """Kill the workers, and wait until they are gone."""
+    for worker in workers:
+        worker.kill()
         worker.join()
 
 
-def kill_at_exit(workers: Sequence[BaseProcess]) -> Callable[[], None]:
-    """Kill the workers when the trainer's interpreter ends; return what takes that back.
+def end_at_exit(workers: Sequence[BaseProcess]) -> Callable[[], None]:
+    """End the workers when the trainer's interpreter ends; return what takes that back.
 
     multiprocessing would send them SIGTERM, which they ignore, and then wait for ever.
     """
-    kill_these = partial(kill, workers)
-    atexit.register(kill_these)
-    return partial(atexit.unregister, kill_these)
+    end_these = partial(end, workers)
+    atexit.register(end_these)
+    return partial(atexit.unregister, end_these)
