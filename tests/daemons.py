@@ -51,14 +51,23 @@ def start(
     return daemon
 
 
-def kill_marked(name: str, value: str | Path) -> None:
-    """Kill every process whose environment holds this variable with this value."""
+def marked(name: str, value: str | Path) -> list[int]:
+    """Return every other process whose environment holds this variable with this value."""
     mark = f"{name}={value}".encode()
+    found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):  # another user's, or gone
                 if mark in (entry / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(entry.name), signal.SIGKILL)
+                    found.append(int(entry.name))
+    return found
+
+
+def kill_marked(name: str, value: str | Path) -> None:
+    """Kill every other process whose environment holds this variable with this value."""
+    for pid in marked(name, value):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _end(daemon: subprocess.Popen[bytes]) -> None:

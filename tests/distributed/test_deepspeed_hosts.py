@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiny_run
 from tests.distributed.ssh_hosts import HOSTS, SshHosts, missing_programs
 
 TELL = """
@@ -51,3 +52,15 @@ def test_failure_of_one_host_is_the_exit_code(ssh_hosts: SshHosts, tmp_path: Pat
     (tmp_path / "fail.py").write_text("import os, sys; sys.exit(3 * int(os.environ['RANK']))")
     done = ssh_hosts.deepspeed("--module", "fail", cwd=tmp_path)
     assert done.returncode != 0, done.stdout
+
+
+def test_training_gives_the_bits_of_a_local_run(ssh_hosts: SshHosts, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = ssh_hosts.deepspeed(
+        *("--module", "launcher", *tiny_run.arguments(run)),
+        cwd=tmp_path,
+        environment=tiny_run.environment(),
+        seconds=180,
+    )
+    assert done.returncode == 0, done.stdout
+    assert tiny_run.losses(run) == tiny_run.reference_losses()

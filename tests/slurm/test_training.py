@@ -1,0 +1,159 @@
+"""Real training under a real Slurm: the bits of an undisturbed local run, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import daemons, tiny_run
+from tests.slurm.cluster import SlurmCluster
+from tests.slurm.cluster_job import wait_for
+
+SCRIPT = tiny_run.REPOSITORY / "slurm" / "train.sbatch"
+MARK = "EVERSTEP_TEST_RUN"
+LAUNCHER = (sys.executable, "-m", "launcher")
+# Its first process ends like a container's, and the kernel kills what is left in it.
+CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+
+def test_srun(slurm: SlurmCluster, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    slurm.srun(
+        *LAUNCHER,
+        *tiny_run.arguments(run),
+        environment=tiny_run.environment(),
+        cwd=tmp_path,
+        seconds=180,
+    )
+    assert tiny_run.losses(run) == tiny_run.reference_losses()
+
+
+def test_sbatch_requeued_in_the_middle(slurm: SlurmCluster, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    job = slurm.sbatch(
+        SCRIPT,
+        *tiny_run.arguments(run),
+        environment=tiny_run.environment() | {"EVERSTEP_PYTHON": sys.executable},
+        cwd=tmp_path,
+    )
+    job.wait_until(lambda: tiny_run.steps_done(run) >= 10, "trains", seconds=120)
+    job.requeue()
+    assert job.wait_until_ended(seconds=180) == "COMPLETED", job.output
+    assert job.restarts == 1
+    assert "saved, to be continued" in job.output
+    (resumed,) = tiny_run.events(run, "resumed")
+    assert 10 <= resumed["step"] < tiny_run.STEPS
+    assert tiny_run.losses(run) == tiny_run.reference_losses()
+
+
+@pytest.fixture(params=["cgroup", "container"])
+def nothing_outlives_its_task(
+    request: pytest.FixtureRequest,
+) -> tuple[SlurmCluster, tuple[str, ...]]:
+    """A cluster, and what to put before a task's command there."""
+    if request.param == "cgroup":
+        return request.getfixturevalue("slurm_with_cgroups"), ()
+    if os.geteuid() != 0:
+        pytest.skip("a process-id namespace needs root")
+    return request.getfixturevalue("slurm"), CONTAINER
+
+
+def test_that_nothing_outlives_its_task(
+    nothing_outlives_its_task: tuple[SlurmCluster, tuple[str, ...]], tmp_path: Path
+) -> None:
+    """The next test means nothing unless this one holds: a detached process dies with its task."""
+    cluster, prefix = nothing_outlives_its_task
+    # The child says that it runs, holding a pipe open; nothing else does once the task has ended.
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    leave_one = 'setsid sleep 600 </dev/null >"$0" 2>/dev/null &'
+    cluster.srun("--nodes=1", "--ntasks=1", *prefix, "bash", "-c", leave_one, fifo)
+    os.set_blocking(reader, True)
+    assert os.read(reader, 1) == b""  # end of file: its last writer is gone
+    os.close(reader)
+
+
+def test_a_staged_save_is_committed_after_every_trainer_was_killed(
+    nothing_outlives_its_task: tuple[SlurmCluster, tuple[str, ...]], tmp_path: Path
+) -> None:
+    """The keeper is what the starter waits for, so the writer is given the time it needs."""
+    cluster, prefix = nothing_outlives_its_task
+    run = tmp_path / "run"
+    options = ("--nodes=2", "--ntasks=2", "--kill-on-bad-exit=0")
+    task = (*prefix, *LAUNCHER, *tiny_run.arguments(run))
+    environment = cluster.environment | tiny_run.environment() | {MARK: str(run)}
+    with subprocess.Popen(
+        ["srun", *options, *task],
+        env=environment,
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as srun:
+        kept = _kill_trainers_once_staged(run)
+        output, _ = srun.communicate(timeout=60)
+    assert srun.returncode != 0
+    assert (run / "checkpoints" / f"global_step{kept}" / "manifest.json").exists(), output
+    # More than a directory: the run goes on from there.
+    cluster.srun(
+        *(*task, f"resume=global_step{kept}"),
+        environment=tiny_run.environment(),
+        cwd=tmp_path,
+        seconds=180,
+    )
+    assert [event["step"] for event in tiny_run.events(run, "resumed")] == [kept]
+    assert tiny_run.losses(run) == tiny_run.reference_losses()
+
+
+def _kill_trainers_once_staged(run: Path) -> int:
+    """Hold the writers, kill the trainers after a save, let the writers go on.
+
+    Held like that, a writer has not written a byte of the save when its trainer dies. Returns the
+    step of the save, which all ranks have fully staged: they took another step after it.
+    """
+    wait_for(lambda: tiny_run.steps_done(run) >= 1, 120, "trains")
+    trainers, writers = _trainers_and_writers(run)
+    assert (len(trainers), len(writers)) == (2, 2)
+    committed = len(tiny_run.events(run, "committed"))
+    for pid in writers:
+        os.kill(pid, signal.SIGSTOP)
+    staged = len(tiny_run.events(run, "staged"))
+    wait_for(lambda: len(tiny_run.events(run, "staged")) > staged, 60, "stages a save")
+    step: int = tiny_run.events(run, "staged")[-1]["step"]
+    wait_for(lambda: tiny_run.steps_done(run) > step, 60, "takes the next step")
+    for pid in trainers:
+        os.kill(pid, signal.SIGKILL)
+    assert not (run / "checkpoints" / f"global_step{step}").exists()
+    assert len(tiny_run.events(run, "committed")) == committed
+    for pid in writers:
+        os.kill(pid, signal.SIGCONT)
+    return step
+
+
+def _trainers_and_writers(run: Path) -> tuple[list[int], list[int]]:
+    """A trainer is a launcher whose parent is one, too: that is its keeper."""
+    commands = {pid: _command(pid) for pid in daemons.marked(MARK, run)}
+    launchers = {pid for pid, words in commands.items() if tuple(words[:3]) == LAUNCHER}
+    trainers = [pid for pid in launchers if _parent(pid) in launchers]
+    writers = [
+        pid
+        for pid, words in commands.items()
+        if any("engine.checkpoint.writer" in w for w in words)
+    ]
+    return trainers, writers
+
+
+def _command(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+def _parent(pid: int) -> int:
+    # The fields after the command's name, which is in parentheses and may hold anything.
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
