@@ -153,7 +153,7 @@ class Checkpointer:
         draft = self._stage(save_id, collected, progress, started)
         if draft is None:
             return False
-        size = self._saver.seal(save_id, draft or None)
+        size = self._saver.seal(draft or None)
         self._saved_step = step
         self._session.emit(
             "staged", tag=tag, step=step, bytes=size, seconds=time.monotonic() - started
@@ -238,7 +238,6 @@ class Checkpointer:
         verdict = self._agreement.reach(Severity.SKIP if reason else Severity.NONE, reason)
         if verdict.severity is Severity.NONE:
             return draft
-        self._saver.forget(save_id)
         self._saver.fail(save_id.tag, str(verdict))
         return None
 

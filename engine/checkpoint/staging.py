@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.checkpoint.handover import IMAGES
 from engine.checkpoint.image import Image
 from engine.checkpoint.zero3 import Source
 from engine.format.shard import Entry, ShardPlan
 
 logger = logging.getLogger(__name__)
-
-IMAGES = 2  # a death in the middle of a copy never touches the last whole one
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,156 @@
+"""Sealed saves, from the hand-over to the writer until its last word on each of them.
+
+Knows which saves are unsettled and which images they still need, replaces a dead writer and hands
+it what its predecessor left. Training thread only, no torch, nothing collective. Waits for the disk
+only in `wait_for_image` and `settle`.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.checkpoint.errors import CheckpointError
+from engine.checkpoint.writer_link import Seal, WriterLink, WriterStartError
+from engine.format.names import SaveId, step_of
+
+logger = logging.getLogger(__name__)
+
+Event = dict[str, Any]
+
+IMAGES = 2  # a death in the middle of a copy never touches the last whole one
+_MAX_WRITER_DEATHS = 3
+
+
+@dataclass
+class _Unsettled:
+    """A sealed save whose end the writer has not reported yet."""
+
+    seal: Seal
+    image: int
+    descriptor: int
+    holds_image: bool = True
+    writer_deaths: int = 0
+
+
+class Handover:
+    """Unsettled saves of one rank, and its writer."""
+
+    def __init__(self, link: WriterLink, rank: int, on_event: Callable[[Event], None]) -> None:
+        self._link = link
+        self._rank = rank
+        self._on_event = on_event
+        self._unsettled: dict[str, _Unsettled] = {}
+        self.failures_in_a_row = 0
+        self.last_failure = ""
+        self.last_committed_step: int | None = None
+        self.fenced = False
+
+    @property
+    def held_images(self) -> set[int]:
+        """Numbers of the images that the writer has not persisted yet: they must not change."""
+        return {save.image for save in self._unsettled.values() if save.holds_image}
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every sealed save has committed, failed, or been abandoned."""
+        return not self._unsettled
+
+    def hand_over(self, seal: Seal, image: int, descriptor: int) -> None:
+        """Seal image number `image`, which `descriptor` leads to. With this it is fully staged."""
+        self._unsettled[seal.save_id] = _Unsettled(seal, image, descriptor)
+        self._link.seal(seal, descriptor)  # to a dead writer: its successor is handed it again
+
+    def wait_for_image(self, timeout_seconds: float) -> None:
+        """Block until an image is free. Raises CheckpointError when none is in time."""
+        self._wait(
+            lambda: len(self.held_images) < IMAGES,
+            timeout_seconds,
+            "both images are still being written",
+        )
+
+    def take_in(self) -> None:
+        """Take in the writer's reports; start another writer if it has died. Does not wait."""
+        for report in self._link.reports():
+            self._handle(report)
+        if not self._link.alive:
+            self._restart_writer()
+
+    def settle(self, timeout_seconds: float) -> bool:
+        """Block until every sealed save is settled; False if the time ran out."""
+        try:
+            self._wait(lambda: not self._unsettled, timeout_seconds, "saves are unsettled")
+        except CheckpointError as error:
+            logger.error("%s", error)
+            return False
+        return True
+
+    def fail(self, tag: str, reason: str) -> None:
+        """Count and report a save that came to nothing before it was sealed."""
+        self._failed("skipped", {"tag": tag, "step": step_of(tag), "reason": reason})
+
+    def _wait(self, ready: Callable[[], bool], timeout_seconds: float, what: str) -> None:
+        deadline = time.monotonic() + timeout_seconds
+        self.take_in()
+        while not ready():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise CheckpointError(
+                    f"rank {self._rank}: {what} after {timeout_seconds:g} s; the disk is slower "
+                    "than checkpoint.commit_deadline_seconds allows"
+                )
+            self._link.wait(min(left, 1.0))
+            self.take_in()
+
+    def _restart_writer(self) -> None:
+        """Replace a dead writer and give it what is not settled; seals are idempotent."""
+        logger.error("rank %d: the writer (process %s) has died", self._rank, self._link.pid)
+        try:
+            self._link.start()
+            reason = f"the writer died {_MAX_WRITER_DEATHS} times over it"
+        except WriterStartError as error:
+            reason = str(error)
+        for save_id, save in list(self._unsettled.items()):
+            save.writer_deaths += 1
+            if save.writer_deaths >= _MAX_WRITER_DEATHS or not self._link.alive:
+                self._handle({"kind": "failed", "save_id": save_id, "reason": reason})
+            else:
+                self._link.seal(save.seal, save.descriptor)
+        self._emit("writer_restarted", {})
+
+    def _handle(self, report: dict[str, Any]) -> None:
+        kind = report.pop("kind")
+        save_id = str(report.pop("save_id"))
+        tag = SaveId.parse(save_id).tag
+        event = {"tag": tag, "step": step_of(tag), **report}
+        save = self._unsettled.get(save_id)
+        if kind == "persisted":
+            if save is not None:
+                save.holds_image = False
+                if self._rank != 0:
+                    del self._unsettled[save_id]  # only rank 0's writer sees it commit
+            self._emit(kind, event)
+        elif kind in ("failed", "abandoned", "fenced"):
+            # Rank 0's writer follows its own failure by abandoning the save: count it once.
+            if self._unsettled.pop(save_id, None) is not None:
+                self._failed(kind, event)
+            self.fenced = self.fenced or kind == "fenced"
+        elif kind == "committed":
+            self._unsettled.pop(save_id, None)
+            self.failures_in_a_row = 0
+            self.last_committed_step = step_of(tag)
+            self._emit(kind, event)
+        else:  # pruned, untidy: for the record
+            self._emit(kind, event)
+
+    def _failed(self, kind: str, event: Event) -> None:
+        self.failures_in_a_row += 1
+        self.last_failure = str(event.get("reason", kind))
+        logger.error(
+            "rank %d: save of %s %s: %s", self._rank, event["tag"], kind, self.last_failure
+        )
+        self._emit(kind, event)
+
+    def _emit(self, kind: str, fields: Event) -> None:
+        self._on_event({"event": kind, "rank": self._rank, **fields})
