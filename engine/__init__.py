@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.attach import attach
+    from engine.bring_up import attach
     from engine.checkpoint.errors import CheckpointError, FencedError, RefusedError
     from engine.checkpoint.options import CheckpointOptions
     from engine.checkpointer import Checkpointer, ResumedState
@@ -32,7 +32,7 @@ _WHERE = {
     "ResumedState": "engine.checkpointer",
     "RunHeldError": "engine.protocol.acquire",
     "UnsuitableDirectoryError": "engine.protocol.acquire",
-    "attach": "engine.attach",
+    "attach": "engine.bring_up",
 }
 
 __all__ = [

@@ -1,0 +1,134 @@
+"""Save and resume on real DeepSpeed ZeRO-3 engines, two gloo ranks."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from safetensors import safe_open
+
+from tests.distributed.ranks import run_ranks
+
+CASES = "tests.checkpoint.cases"
+
+
+def test_a_resumed_run_continues_bit_for_bit(tmp_path: Path) -> None:
+    for record in run_ranks(f"{CASES}:continues_exactly", 2, directory=str(tmp_path)):
+        assert record["parts"] == record["whole"]
+    _is_intact(tmp_path)
+    _holds_named_slices(tmp_path / "global_step8")
+
+
+def test_a_checkpoint_of_three_ranks_with_empty_slices_resumes(tmp_path: Path) -> None:
+    for record in run_ranks(f"{CASES}:continues_exactly", 3, directory=str(tmp_path)):
+        assert record["parts"] == record["whole"]
+
+
+def test_a_save_before_the_first_step_resumes(tmp_path: Path) -> None:
+    for record in run_ranks(f"{CASES}:saves_before_the_first_step", 2, directory=str(tmp_path)):
+        assert record["parts"] == record["whole"]
+
+
+def test_what_changes_after_save_returns_is_not_in_the_checkpoint(tmp_path: Path) -> None:
+    for state in run_ranks(f"{CASES}:staged_bytes_do_not_alias", 2, directory=str(tmp_path)):
+        assert state["after"] == state["before"]
+
+
+def test_another_model_is_refused_on_all_ranks_and_nothing_is_moved(tmp_path: Path) -> None:
+    for error, *left in run_ranks(f"{CASES}:refuses_another_model", 2, directory=str(tmp_path)):
+        assert "first.weight" in error
+        assert "in the checkpoint: shape [37, 13]" in error
+        assert "in this run:       shape [38, 13]" in error
+        assert left == [".attempts", "global_step1", "latest"]
+
+
+def test_a_damaged_shard_is_walked_back_from_by_all_ranks(tmp_path: Path) -> None:
+    for result in run_ranks(f"{CASES}:walks_back", 2, directory=str(tmp_path)):
+        outcomes = result["outcomes"]
+        assert outcomes["auto"] == "global_step2"
+        for mode in ("global_step3", "must"):
+            assert "rank_00001_of_00002.safetensors: its content has changed" in outcomes[mode]
+        assert result["events"] == ["damaged"]
+
+
+def test_resume_modes(tmp_path: Path) -> None:
+    rank_0, rank_1 = run_ranks(f"{CASES}:chooses", 2, directory=str(tmp_path))
+    for steps in (rank_0, rank_1):
+        assert [steps[m] for m in ("global_step2", "auto", "never", "stray")] == [2, 2, None, 3]
+        assert "there is no intact checkpoint" in steps["must"]
+    assert rank_0["strays after global_step2"] == ["global_step3"]
+    assert rank_0["strays after auto"] == []
+    assert rank_0["strays after never"] == ["global_step1", "global_step2"]
+
+
+def test_a_value_that_cannot_be_stored_on_one_rank_skips_the_save_everywhere(
+    tmp_path: Path,
+) -> None:
+    for result in run_ranks(f"{CASES}:one_rank_cannot_stage", 2, directory=str(tmp_path)):
+        assert result["staged"] is False
+        (reason,) = result["reasons"]
+        assert "rank 1" in reason
+        assert "client_state" in reason
+        assert "callback" in reason
+
+
+def test_a_dead_writer_is_replaced_and_its_save_commits(tmp_path: Path) -> None:
+    for result in run_ranks(f"{CASES}:writer_dies", 2, directory=str(tmp_path)):
+        assert result == {"committed": True, "restarted": 1, "replaced": True}
+    _is_intact(tmp_path)
+
+
+def test_a_full_disk_costs_that_save_only_and_stops_the_run_when_it_stays(
+    small_disk: Path,
+) -> None:
+    results = run_ranks(
+        f"{CASES}:disk_full",
+        2,
+        directory=str(small_disk / "checkpoints"),
+        filler=str(small_disk / "filler"),
+    )
+    for result in results:
+        assert result["left"] == ["trash"]
+        assert result["tags"] == ["global_step1", "global_step3"]
+        assert "2 saves in a row have failed" in result["error"]
+        assert "No space left on device" in result["error"]
+    assert any("No space left" in reason for result in results for reason in result["reasons"])
+    _is_intact(small_disk / "checkpoints")
+
+
+def test_deepspeeds_own_save_and_a_save_before_resume_are_refused(tmp_path: Path) -> None:
+    for errors in run_ranks(f"{CASES}:direct_use_is_refused", 2, directory=str(tmp_path)):
+        direct, early = errors
+        assert "Use checkpointer.save" in direct
+        assert "call resume() before" in early
+
+
+def test_the_layout_names_every_parameter_once() -> None:
+    first, last = run_ranks(f"{CASES}:layout_of_a_rank", 2)
+    assert first["parameters"] == last["parameters"]
+    names = [name for name, *_ in first["parameters"]]
+    assert names == [
+        *("first.weight", "second.weight", "head.weight", "first.bias", "second.bias", "frozen")
+    ]
+    assert first["parameters"][2][3] == ["tied.weight"]
+    assert first["sub_groups"] > 2
+    assert (first["valid"]["first.bias"], last["valid"]["first.bias"]) == (19, 18)
+
+
+def _is_intact(directory: Path) -> None:
+    subprocess.run([sys.executable, "-m", "engine", "verify", str(directory), "--all"], check=True)
+
+
+def _holds_named_slices(tag: Path) -> None:
+    manifest = json.loads((tag / "manifest.json").read_text())
+    assert [shard["name"] for shard in manifest["shards"]] == sorted(
+        path.name for path in tag.glob("*.safetensors")
+    )
+    names = set()
+    for shard in tag.glob("*.safetensors"):
+        with safe_open(shard, "pt") as file:
+            names |= set(file.keys())
+            for name in file.keys():  # noqa: SIM118  # a safe_open is no mapping
+                file.get_tensor(name)
+    for name in ("master/first.weight", "exp_avg_sq/second.bias", "frozen/frozen", "buffer/seen"):
+        assert name in names
