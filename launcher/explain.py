@@ -58,6 +58,6 @@ def _how_to_write(override: str) -> str:
     if not separator:
         return "An override has the form NAME=VALUE."
     return (
-        "A value that holds = , : [ ] { } or spaces is quoted twice, for the shell and for "
+        "A value that holds = , : ~ [ ] { } or spaces is quoted twice, for the shell and for "
         f"Hydra: '{key}=\"{value}\"'"
     )

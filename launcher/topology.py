@@ -100,14 +100,14 @@ def tasks_on_node(tasks_per_node: str, node: int) -> int:
 
     `tasks_per_node` is Slurm's run-length form: `2,1(x3)` means 2, 1, 1, 1.
     """
+    end_of_group = 0
     for group in tasks_per_node.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", group)
         if match is None:
             break
-        repeat = int(match[2] or 1)
-        if node < repeat:
+        end_of_group += int(match[2] or 1)
+        if node < end_of_group:
             return int(match[1])
-        node -= repeat
     raise ConfigError(
         f"SLURM_STEP_TASKS_PER_NODE={tasks_per_node!r} does not cover SLURM_NODEID={node}."
     )

@@ -1,0 +1,151 @@
+"""From a command line to settings: what composes, and what each mistake is answered with."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher import train
+from launcher.config import Settings, first_difference, missing_data_files
+from launcher.errors import ConfigError
+
+CONF = Path(__file__).parents[2] / "conf"
+
+
+@pytest.fixture(autouse=True)
+def _process_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["everstep"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+
+
+def compose(*arguments: str) -> Settings:
+    composed = train.compose(arguments, os.environ)
+    assert isinstance(composed, Settings), composed
+    return composed
+
+
+def refusal(*arguments: str) -> str:
+    composed = train.compose(arguments, os.environ)
+    assert isinstance(composed, ConfigError), composed
+    return str(composed)
+
+
+def test_the_default_configuration_composes_and_fits_two_ranks() -> None:
+    settings = compose()
+    assert settings.run.name == "demo"
+    assert settings.run.dir == str(Path.cwd() / "runs" / "demo")
+    assert settings.checkpoint.dir == str(Path.cwd() / "runs" / "demo" / "checkpoints")
+    assert settings.accumulation_steps(2) == 2
+    assert settings.deepspeed["gradient_clipping"] == settings.optimizer.gradient_clipping
+
+
+@pytest.mark.parametrize("experiment", sorted(p.stem for p in (CONF / "experiment").glob("*.yaml")))
+def test_every_experiment_composes(experiment: str) -> None:
+    compose(f"experiment={experiment}").accumulation_steps(2)
+
+
+def test_what_stands_on_the_command_line_wins_over_the_experiment() -> None:
+    assert compose("experiment=tiny", "train.steps=7").train.steps == 7
+
+
+def test_any_key_that_deepspeed_knows_passes() -> None:
+    settings = compose(
+        "deepspeed.zero_optimization.sub_group_size=1000", "deepspeed.wall_clock_breakdown=true"
+    )
+    assert settings.deepspeed["zero_optimization"]["sub_group_size"] == 1000
+    assert settings.deepspeed["wall_clock_breakdown"] is True
+
+
+@pytest.mark.parametrize("chdir", ["true", "false"])
+def test_a_relative_data_path_is_relative_to_the_launch(
+    chdir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = "data.components.tokens.path=corpus/tokens.bin"
+    settings = compose("data=tokens", path, f"hydra.job.chdir={chdir}")
+    wanted = str(tmp_path / "corpus" / "tokens.bin")
+    assert settings.data.components["tokens"]["path"] == wanted
+    assert missing_data_files(settings) == [
+        f"data.components.tokens.path={wanted}: there is no such file."
+    ]
+    assert list(tmp_path.iterdir()) == []  # composing leaves nothing behind
+
+
+def test_a_run_directory_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert compose('run.dir="~/runs/a"').run.dir == "/home/me/runs/a"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["checkpoint.every_step=5"], ["'checkpoint.every_step'", "'every_steps'"]),
+        (["model=gtp"], ["model=gtp", "'gpt'"]),
+        (["+batch.micro_sise=4"], ["'batch.micro_sise'", "'micro_size'"]),
+        (["data.path=/a/b=c"], ["'data.path=/a/b=c'", """'data.path="/a/b=c"'"""]),
+        (["foo"], ["'foo'", "NAME=VALUE"]),
+        (["checkpoint.every_minutes=10m"], ["checkpoint.every_minutes", "'10m'", "no unit"]),
+        (["train.steps=08"], ["train.steps", "'08'", "write 8"]),
+        (["train.steps=1.5"], ["train.steps", "1.5", "whole number"]),
+        (["checkpoint.every_steps=none"], ["checkpoint.every_steps=null"]),
+        (["data.accept_changed=1"], ["data.accept_changed", "true or false"]),
+        (["optimizer.lr=fast"], ["optimizer.lr", "'fast'"]),
+        (["optimizer.betas=[0.9]"], ["optimizer.betas", "list of 2"]),
+        (["launch.ranks=two"], ["launch.ranks", "'two'"]),
+        (["train=3"], ["train"]),
+        (["run.name="], ["run.name is empty"]),
+        (["checkpoint.every_steps=0"], ["checkpoint.every_steps=0", "1 or more"]),
+        (["checkpoint.every_steps=null"], ["every_steps and checkpoint.every_minutes"]),
+        (["checkpoint.every_minutes=-1"], ["checkpoint.every_minutes=-1", "above 0"]),
+        (["checkpoint.keep_last=0"], ["checkpoint.keep_last=0"]),
+        (["resume=newest"], ["resume='newest'", "auto, never, must"]),
+        (["seed=-1"], ["seed=-1"]),
+        (["schedule.decay=linear"], ["schedule.decay='linear'", "cosine or none"]),
+        (["data=tokens"], ["data.components.tokens.path is not set"]),
+        (["-m", "batch.micro_size=1,2"], ["-m", "not supported"]),
+        (["run.name=${oc.env:NO_SUCH_VARIABLE}"], ["NO_SUCH_VARIABLE"]),
+        (["data.components.documentation.weight=much"], ["documentation.weight='much'"]),
+    ],
+)
+def test_a_mistake_is_answered_in_one_message_that_names_it(
+    arguments: list[str], parts: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    message = refusal(*arguments)
+    for part in parts:
+        assert part in message
+    assert "Traceback" not in message
+    assert capfd.readouterr() == ("", "")  # nothing is printed twice
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["deepspeed.gradient_clippin=1.0"], ["deepspeed.gradient_clippin", "gradient_clipping"]),
+        (["deepspeed.train_batch_size=4"], ["derived", "batch.global_size"]),
+        (["deepspeed.optimizer.type=Adam"], ["derived", "optimizer.type"]),
+        (["deepspeed.bf16.enabled=auto"], ['deepspeed.bf16.enabled="auto"']),
+        (["deepspeed.fp16.enabled=true"], ["both true"]),
+        (["deepspeed.zero_optimization.stage=2"], ["stage=2", "stage 3"]),
+        (["deepspeed.zero_optimization.offload_param.device=nvme"], ["device=nvme"]),
+        (["deepspeed.zero_optimization.offload_optimizer.ratio=0.3"], ["ratio=0.3", "Twin-Flow"]),
+        (["deepspeed.pipeline.stages=2"], ["deepspeed.pipeline is not supported"]),
+        (["~deepspeed.zero_optimization"], ["stage is not set"]),
+    ],
+)
+def test_what_deepspeed_would_ignore_or_a_checkpoint_could_not_hold_is_refused(
+    arguments: list[str], parts: list[str]
+) -> None:
+    message = refusal(*arguments)
+    for part in parts:
+        assert part in message
+
+
+def test_two_settings_differ_first_at() -> None:
+    ours = compose("experiment=tiny").as_dict()
+    theirs = compose("experiment=tiny", "model.width=64").as_dict()
+    assert first_difference(ours, theirs) == ("model.width", 32, 64)
+    assert first_difference(ours, ours) is None
+    assert first_difference({"a": 1}, {"a": 1, "b": 2}) == ("b", "(not set)", 2)
