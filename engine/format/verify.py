@@ -187,8 +187,8 @@ def _surplus(dir_fd: int, manifest: Manifest) -> list[Problem]:
     return [
         Problem(name, "directory", "does not belong to the checkpoint; move it away")
         for name in sorted(os.listdir(dir_fd))
-        # an NFS client keeps a deleted file that someone still has open under such a name
-        if name not in expected and not name.startswith(".nfs")
+        # left by a killed writer, or by an NFS client that keeps a deleted file someone has open
+        if name not in expected and not name.startswith(".")
     ]
 
 

@@ -1,0 +1,34 @@
+# `make demo` and `make test` do everything on a fresh machine: they make .venv and install into it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test lint format clean
+
+demo: $(VENV)/.installed
+	$(BIN)/everstep run.name=demo
+
+test: $(VENV)/.installed-dev
+	tests/install_system_packages.sh
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/shellcheck .ci/run slurm/*.sbatch tests/*.sh
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --editable . --constraint constraints.txt
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --editable '.[dev]' --constraint constraints.txt
+	touch $@ $(VENV)/.installed
