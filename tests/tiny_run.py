@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).parents[1]
-STEPS = 60
+STEPS = 80
 """Long enough to be interrupted in the middle."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -33,7 +34,8 @@ def test_srun(slurm: SlurmCluster, tmp_path: Path) -> None:
     assert tiny_run.losses(run) == tiny_run.reference_losses()
 
 
-def test_sbatch_requeued_in_the_middle(slurm: SlurmCluster, tmp_path: Path) -> None:
+def test_sbatch_stopped_twice(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """By the warning before a time limit, when the script requeues; then by Slurm's own requeue."""
     run = tmp_path / "run"
     job = slurm.sbatch(
         SCRIPT,
@@ -41,13 +43,18 @@ def test_sbatch_requeued_in_the_middle(slurm: SlurmCluster, tmp_path: Path) -> N
         environment=tiny_run.environment() | {"EVERSTEP_PYTHON": sys.executable},
         cwd=tmp_path,
     )
-    job.wait_until(lambda: tiny_run.steps_done(run) >= 10, "trains", seconds=120)
+    job.wait_until(lambda: tiny_run.steps_done(run) >= 5, "trains", seconds=120)
+    job.cancel("--signal=USR2")
+    job.wait_until_restarted(1, seconds=120)
+    stopped_at = tiny_run.steps_done(run)
+    job.wait_until(lambda: tiny_run.steps_done(run) > stopped_at, "trains again", seconds=120)
     job.requeue()
     assert job.wait_until_ended(seconds=180) == "COMPLETED", job.output
-    assert job.restarts == 1
-    assert "saved, to be continued" in job.output
-    (resumed,) = tiny_run.events(run, "resumed")
-    assert 10 <= resumed["step"] < tiny_run.STEPS
+    assert job.restarts == 2
+    assert job.output.count("saved, to be continued") == 2
+    steps = [event["step"] for event in tiny_run.events(run, "resumed")]
+    assert len(steps) == 2
+    assert 5 <= steps[0] == stopped_at < steps[1] < tiny_run.STEPS
     assert tiny_run.losses(run) == tiny_run.reference_losses()
 
 
@@ -132,9 +139,22 @@ def _kill_trainers_once_staged(run: Path) -> int:
         os.kill(pid, signal.SIGKILL)
     assert not (run / "checkpoints" / f"global_step{step}").exists()
     assert len(tiny_run.events(run, "committed")) == committed
+    _assert_live_on(writers)
     for pid in writers:
         os.kill(pid, signal.SIGCONT)
     return step
+
+
+def _assert_live_on(pids: list[int]) -> None:
+    """See that none ends in a second: Slurm kills what a task leaves behind after 10 ms."""
+    poll = select.poll()
+    descriptors = [os.pidfd_open(pid) for pid in pids]
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    ended = poll.poll(1000)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    assert not ended, "a writer was killed with its task"
 
 
 def _trainers_and_writers(run: Path) -> tuple[list[int], list[int]]:
