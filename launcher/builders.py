@@ -173,7 +173,7 @@ def _optimizer_section(settings: Settings) -> dict[str, Any]:
 
 def _offloads_optimizer(settings: Settings) -> bool:
     offload = settings.deepspeed["zero_optimization"].get("offload_optimizer") or {}
-    return offload.get("device", "none") != "none"
+    return bool(offload.get("device", "none") != "none")
 
 
 def _explain_refusal(error: Exception, section: Mapping[str, Any]) -> str:

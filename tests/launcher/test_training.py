@@ -1,0 +1,196 @@
+"""Real runs of `python -m launcher` on two ranks: to the end, stopped, failed, and refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+STEPS = 20
+Bits = dict[int, tuple[Any, ...]]
+
+
+def start(directory: Path, *overrides: str, **environ: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "launcher",
+            "experiment=tiny",
+            f"run.dir={directory}",
+            f"train.steps={STEPS}",
+            "launch.ranks=2",
+            *overrides,
+        ],
+        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu"} | environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(directory: Path, *overrides: str, **environ: str) -> tuple[int, str]:
+    """Return the exit code and all that the run said."""
+    process = start(directory, *overrides, **environ)
+    output, errors = process.communicate()
+    return process.returncode, output + errors
+
+
+def records(directory: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / name).read_text().splitlines()]
+
+
+def bits(directory: Path) -> Bits:
+    """What each step computed, the last word on each: exact, since floats are written by repr."""
+    return {
+        line["step"]: (line["loss"], line["lr"], line["grad_norm"], line["sample_offset"])
+        for line in records(directory, "metrics.jsonl")
+    }
+
+
+def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
+    """Read the run's lines until it has said a step; the first one is always said."""
+    assert process.stderr is not None
+    while not (line := process.stderr.readline()).startswith(f"step {step}/"):
+        assert line, "ended before that step"
+
+
+def faulty(fault: str, rank: int, at_forward: int, fired: Path) -> list[str]:
+    return [
+        "model._target_=tests.launcher.faulty_model.FaultyGPT",
+        f"+model.fault={fault}",
+        f"+model.rank={rank}",
+        f"+model.at_forward={at_forward}",
+        f"+model.fired={fired}",
+    ]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a run that nothing disturbed."""
+    directory = tmp_path_factory.mktemp("reference") / "run"
+    status = directory.with_name("status")
+    code, said = run(directory, EVERSTEP_STATUS_FILE=str(status))
+    assert code == 0, said
+    assert status.read_text() == "0\n"
+    return directory
+
+
+def test_a_run_leaves_the_records_that_it_promises(reference: Path) -> None:
+    metrics = records(reference, "metrics.jsonl")
+    assert [line["step"] for line in metrics] == list(range(1, STEPS + 1))
+    assert [line["sample_offset"] for line in metrics] == [8 * n for n in range(1, STEPS + 1)]
+    assert metrics[-1]["loss"] < metrics[0]["loss"] - 0.5
+    assert {line["attempt"] for line in metrics} == {0}
+    events = records(reference, "events.jsonl")
+    committed = [event["step"] for event in events if event["event"] == "committed"]
+    assert committed == [5, 10, 15, 20]
+    kinds = [line["event"] for line in records(reference, "attempts.jsonl")]
+    assert kinds == ["bring_up", "start", "end"]
+    assert records(reference, "attempts.jsonl")[-1]["exit_code"] == 0
+    assert "width: 32" in (reference / "config.yaml").read_text()
+    for rank in range(2):
+        log = reference / "logs" / "attempt_0000" / f"rank_{rank:05d}.log"
+        assert "staged" in log.read_text()
+
+
+def test_a_complete_run_says_so_and_writes_nothing_over(reference: Path) -> None:
+    before = (reference / "metrics.jsonl").read_bytes()
+    code, said = run(reference)
+    assert code == 0
+    assert "is complete" in said
+    assert (reference / "metrics.jsonl").read_bytes() == before
+
+
+def test_another_seed_is_not_this_run(reference: Path) -> None:
+    code, said = run(reference, "seed=5", "train.steps=40")
+    assert code == 78
+    lines = said.splitlines()
+    at = next(i for i, line in enumerate(lines) if "another seed" in line)
+    assert lines[at + 1].split() == ["in", "the", "checkpoint:", "1234"]
+    assert lines[at + 2].split() == ["now:", "5"]
+
+
+def test_a_stopped_run_goes_on_with_the_same_bits(reference: Path, tmp_path: Path) -> None:
+    directory, status = tmp_path / "run", tmp_path / "status"
+    overrides = ["checkpoint.every_steps=1000", "data.workers=1"]
+    first = start(directory, *overrides, EVERSTEP_STATUS_FILE=str(status))
+    wait_for_step(first, 1)
+    assert status.read_text() == "started\n"
+    for _ in range(3):  # one stop is often several signals
+        first.send_signal(signal.SIGTERM)
+    _, errors = first.communicate()
+    assert first.returncode == 75, errors
+    assert status.read_text() == "75\n"
+    stopped_at = records(directory, "attempts.jsonl")[-1]["step"]
+    assert 0 < stopped_at < STEPS
+    assert (directory / "checkpoints" / f"global_step{stopped_at}").is_dir()
+
+    code, said = run(directory, "launch.ranks=2")
+    assert code == 0, said
+    assert f"resumes at step {stopped_at}" in said
+    assert bits(directory) == bits(reference)
+    assert {line["attempt"] for line in records(directory, "metrics.jsonl")} == {0, 1}
+
+
+def test_a_second_run_in_the_directory_of_a_live_one_is_refused(tmp_path: Path) -> None:
+    first = start(tmp_path, "train.steps=100000")
+    wait_for_step(first, 1)
+    code, said = run(tmp_path, "train.steps=100000")
+    assert code == 78, said
+    assert "Traceback" not in said
+    first.terminate()
+    _, errors = first.communicate()
+    assert first.returncode == 75, errors
+
+
+def test_one_ranks_exception_ends_the_run_and_is_the_last_thing_said(
+    reference: Path, tmp_path: Path
+) -> None:
+    directory, fired = tmp_path / "run", tmp_path / "fired"
+    code, said = run(directory, *faulty("raise", rank=1, at_forward=15, fired=fired))
+    assert fired.exists()
+    assert code == 1, said
+    assert said.splitlines()[-1] == "RuntimeError: a fault that a test declared"
+    assert "everstep: rank 1 failed first" in said
+    assert "end" in {line["event"] for line in records(directory, "attempts.jsonl")}
+    assert bits(directory).items() <= bits(reference).items()
+
+
+def test_a_step_that_never_ends_is_ended_with_every_threads_stack(tmp_path: Path) -> None:
+    directory, fired = tmp_path / "run", tmp_path / "fired"
+    code, said = run(
+        directory,
+        *faulty("hang", rank=0, at_forward=3, fired=fired),
+        "launch.step_timeout_minutes=0.05",
+        "launch.grace_seconds=0",
+    )
+    assert fired.exists()
+    assert code == 1, said
+    assert "faulty_model.py" in said
+    assert "Timeout" in said
+
+
+def test_a_mistake_is_answered_before_any_rank_starts(tmp_path: Path) -> None:
+    status = tmp_path / "status"
+    code, said = run(tmp_path / "run", "batch.global_size=7", EVERSTEP_STATUS_FILE=str(status))
+    assert code == 78
+    assert said.startswith("everstep: batch.global_size=7")
+    assert len(said.splitlines()) == 2
+    assert status.read_text() == "78\n"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mistake_that_only_the_ranks_can_find_is_said_once(tmp_path: Path) -> None:
+    code, said = run(tmp_path / "run", "++model.layerz=3")
+    assert code == 78
+    assert said.count("layerz") == 1
+    assert "Traceback" not in said
