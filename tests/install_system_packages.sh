@@ -1,15 +1,15 @@
 #!/bin/sh
 # Install what the tests need beyond Python: a Slurm to submit to, an sshd to log in to, and pdsh.
 #
-# Run by `make test`. Does nothing, at once, where everything is there. Installs with apt-get where it may
-# (root on Debian or Ubuntu). Anywhere else it says what is missing and succeeds: the tests that need a
-# missing program are skipped, and their reasons name it. No system service is started or enabled: the
-# tests start private daemons of their own, on loopback, in temporary directories.
+# Run by `make test`. Does nothing, at once, where everything is there. Installs with apt-get where
+# it may (root on Debian or Ubuntu). Anywhere else it says what is missing and succeeds: the tests
+# that need a missing program are skipped, and their reasons name it. No service of the system is
+# started or enabled: the tests start private daemons, on loopback, in temporary directories.
 set -eu
 
 # program:package, with Debian's names.
 wanted='slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge sshd:openssh-server
-        ssh:openssh-client pdsh:pdsh setsid:util-linux'
+        ssh:openssh-client pdsh:pdsh setpriv:util-linux'
 
 # sshd, slurmd and munged live in sbin, which an ordinary user's PATH need not have.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
@@ -25,13 +25,13 @@ packages=$(missing_packages | tr '\n' ' ')
 
 if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null 2>&1; then
     echo "install_system_packages: not installed: $packages" >&2
-    echo "  The Slurm and ssh tests will be skipped. To run them, install these, with Debian or Ubuntu:" >&2
+    echo "  Tests that need them will be skipped. To run those, on Debian or Ubuntu:" >&2
     echo "  sudo apt-get install --no-install-recommends $packages" >&2
     exit 0
 fi
 
-# Debian starts a daemon when its package is installed unless policy-rc.d forbids it. The file is ours
-# only while apt-get runs, and never replaces one that an administrator put there.
+# Debian starts a daemon when its package is installed unless policy-rc.d forbids it. The file is
+# ours only while apt-get runs, and never replaces one that an administrator put there.
 policy=/usr/sbin/policy-rc.d
 if [ ! -e "$policy" ]; then
     trap 'rm -f "$policy"' EXIT
@@ -53,8 +53,8 @@ if ! install; then
     install
 fi
 
-# ... and enables it for the next boot, too. What we installed for tests must not listen tomorrow. (Without
-# systemd nothing starts at boot, and names without such a unit are ignored.)
+# ... and enables it for the next boot, too. What we installed for tests must not listen tomorrow.
+# (Without systemd nothing starts at boot, and names without such a unit are ignored.)
 for package in $packages; do
     case $package in
         openssh-server) unit=ssh ;;
@@ -65,6 +65,6 @@ done
 
 packages=$(missing_packages | tr '\n' ' ')
 if [ -n "$packages" ]; then
-    echo "install_system_packages: apt-get succeeded, yet these are still missing: $packages" >&2
+    echo "install_system_packages: apt-get succeeded, yet these are missing: $packages" >&2
     exit 1
 fi

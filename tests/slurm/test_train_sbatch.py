@@ -216,13 +216,6 @@ def test_run_without_sbatch() -> None:
     assert "submit this script with sbatch" in done.stdout
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="not installed: shellcheck")
-@pytest.mark.parametrize("script", [SCRIPT, SCRIPT.parents[1] / "tests/install_system_packages.sh"])
-def test_shellcheck(script: Path) -> None:
-    done = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-
-
 def test_warning_before_the_time_limit(slow_jobs: dict[str, tuple[Job, Path]]) -> None:
     """The script's own --signal line: USR2 reaches the ranks, not the batch shell or srun."""
     job, directory = slow_jobs["stop"]
