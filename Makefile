@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test bench lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/everstep run.name=demo
@@ -11,6 +11,9 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	tests/install_system_packages.sh
 	$(BIN)/python -m pytest
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.benchmarks.saving
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
