@@ -26,27 +26,13 @@ _STEPS_TIMED = 5
 
 def measure(directory: str, megabytes: int, rounds: int) -> dict[str, list[float]]:
     """Run on every rank: time each thing `rounds` times, in turn; seconds by name."""
-    import deepspeed
     import torch
     import torch.distributed as dist
     from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
 
     import engine
 
-    layers = max(1, megabytes * 1_000_000 * RANKS // (_BYTES_PER_PARAMETER * WIDTH * WIDTH))
-    config = {
-        "train_batch_size": RANKS,
-        "bf16": {"enabled": True},
-        "zero_optimization": {"stage": 3},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
-    }
-    with deepspeed.zero.Init(config_dict_or_path=config):
-        model = torch.nn.Sequential(
-            *(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))
-        )
-    ds_engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=list(model.parameters()), config=config
-    )
+    ds_engine = _make_engine(megabytes)
     checkpointer = engine.attach(ds_engine, f"{directory}/ours")
     checkpointer.resume("never")
     theirs = TorchCheckpointEngine()
@@ -96,6 +82,28 @@ def measure(directory: str, megabytes: int, rounds: int) -> dict[str, list[float
     results["bytes per rank"] = [float(checkpointer._saver._area._images[0].size_bytes)]
     checkpointer.close()
     return results
+
+
+def _make_engine(megabytes: int) -> Any:
+    """Return a ZeRO-3 engine with about that much state per rank."""
+    import deepspeed
+    import torch
+
+    layers = max(1, megabytes * 1_000_000 * RANKS // (_BYTES_PER_PARAMETER * WIDTH * WIDTH))
+    config = {
+        "train_batch_size": RANKS,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
+    }
+    with deepspeed.zero.Init(config_dict_or_path=config):
+        model = torch.nn.Sequential(
+            *(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))
+        )
+    ds_engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=list(model.parameters()), config=config
+    )
+    return ds_engine
 
 
 def _copy(checkpointer: Any) -> None:
