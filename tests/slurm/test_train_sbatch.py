@@ -176,13 +176,23 @@ def test_submitted_with_no_requeue(submit: Submit) -> None:
     assert_ended(job, "FAILED", restarts=0, said="submitted with --no-requeue", exit_code=75)
 
 
-def test_task_of_an_array_is_requeued_alone(submit: Submit, slurm: SlurmCluster) -> None:
+def test_task_of_an_array_is_requeued_alone(
+    submit: Submit, slurm: SlurmCluster, tmp_path: Path
+) -> None:
     """The last task's own job id is the array's: requeueing that would restart its siblings."""
-    array = submit("75", "0", options=["--array=0-1"])
-    for index in (0, 1):
-        task = Job(slurm, f"{array.id}_{index}", array.log)
-        assert task.wait_until_ended() == "COMPLETED"
-        assert task.restarts == 1
+    array = submit("0:0", "1:stop", "1:0", options=["--array=0-1"])
+    first, last = (Job(slurm, f"{array.id}_{index}", array.log) for index in (0, 1))
+    assert first.wait_until_ended() == "COMPLETED"
+    wait_for_event(array, tmp_path, "0 started")
+    last.cancel("--signal=USR2")
+    assert last.wait_until_ended() == "COMPLETED"
+    assert last.restarts == 1
+    assert (first.state, first.restarts) == ("COMPLETED", 0)
+
+
+def test_sparing_export_does_not_hide_the_status_file(submit: Submit) -> None:
+    job = submit("75", "0", options=["--export=EVERSTEP_PYTHON"])
+    assert_ended(job, "COMPLETED", restarts=1, said="saved, to be continued")
 
 
 def test_without_scontrol(submit: Submit, tmp_path: Path) -> None:

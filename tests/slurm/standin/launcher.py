@@ -8,6 +8,8 @@ Arguments are behaviours, one for each start of the job; the last one stands for
     killed    start; rank 1 is then killed by SIGKILL
     loading   wait for SIGTERM without ever having started, and die of it
 
+"TASK:BEHAVIOUR" is for that task of an array only.
+
 Every rank appends what it did and which signals it got to ``events.JOB.RANK`` in the working
 directory. Rank 0 keeps the launcher's side of the contract about the status file, and all ranks
 leave together.
@@ -29,7 +31,12 @@ RESTART = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 
 
 def main() -> None:
-    behaviours = sys.argv[1:]
+    task = os.environ.get("SLURM_ARRAY_TASK_ID", "")
+    behaviours = [
+        word.removeprefix(f"{task}:")
+        for word in sys.argv[1:]
+        if ":" not in word or word.startswith(f"{task}:")
+    ]
     behaviour = behaviours[min(RESTART, len(behaviours) - 1)]
     # Blocked here and, for USR2, by the batch script before: what came early is still delivered.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR2})
