@@ -20,6 +20,7 @@ from engine.protocol.owner import DRAINING, Beat, Owner, start_ticks
 
 logger = logging.getLogger(__name__)
 
+_PREPARED = ".new."
 _MINIMUM_LISTINGS = 9
 _WAIT_SECONDS = 0.05
 _WAIT_MAXIMUM_SECONDS = 1.0
@@ -61,7 +62,6 @@ def acquire(
         UnsuitableDirectoryError: renaming overwrites here.
     """
     os.makedirs(directory.attempts, exist_ok=True)
-    _check_rename(directory.attempts)
     while True:
         newest = max(attempt_numbers(directory), default=-1)
         if newest >= 0:
@@ -76,11 +76,28 @@ def attempt_numbers(directory: CheckpointDirectory) -> list[int]:
     return [int(name) for name in files.fresh_listing(directory.attempts) if name.isdigit()]
 
 
+def remove_prepared(directory: CheckpointDirectory, up_to: int) -> None:
+    """Delete what killed starts had prepared for attempt numbers that are taken by now."""
+    for name in os.listdir(directory.attempts):
+        number = name.removeprefix(_PREPARED).partition(".")[0]
+        if name.startswith(_PREPARED) and number.isdigit() and int(number) <= up_to:
+            shutil.rmtree(os.path.join(directory.attempts, name), ignore_errors=True)
+
+
 def _take(directory: CheckpointDirectory, owner: Owner) -> bool:
-    prepared = os.path.join(directory.attempts, f".new.{owner.nonce}.{secrets.token_hex(4)}")
-    os.makedirs(os.path.join(prepared, OPEN, TRASH))
-    files.write_durably(os.path.join(prepared, OWNER), owner.to_bytes())
-    if files.rename_new(prepared, directory.attempt(owner.attempt).path) is Renamed.DONE:
+    path = directory.attempt(owner.attempt).path
+    name = f"{_PREPARED}{os.path.basename(path)}.{owner.nonce}.{secrets.token_hex(4)}"
+    prepared = os.path.join(directory.attempts, name)
+    try:
+        os.makedirs(os.path.join(prepared, OPEN, TRASH))
+        _check_rename(prepared)
+        files.write_durably(os.path.join(prepared, OWNER), owner.to_bytes())
+        outcome = files.rename_new(prepared, path)
+    except OSError as error:
+        if not files.is_gone(error):
+            raise
+        outcome = Renamed.GONE  # whoever has taken the number has tidied up
+    if outcome is Renamed.DONE:
         files.fsync_directory(directory.attempts)
         return True
     logger.info("attempt %d was taken by another start; trying the next", owner.attempt)
@@ -165,17 +182,17 @@ def _held(owner: Owner, sign: str) -> str:
 
 def _check_rename(parent: str) -> None:
     """Refuse a file system (some object-store mounts) whose rename overwrites a directory."""
-    probe = os.path.join(parent, f".probe.{secrets.token_hex(4)}")
+    probe = os.path.join(parent, "probe")
     try:
         for name in ("a", "b"):
             os.makedirs(os.path.join(probe, name))
             files.touch(os.path.join(probe, name, "full"))
         outcome = files.rename_new(os.path.join(probe, "a"), os.path.join(probe, "b"))
-        if outcome is not Renamed.TAKEN:
+        if outcome is Renamed.DONE:
             raise UnsuitableDirectoryError(
-                f"{parent}: renaming a directory onto a non-empty one gave {outcome.value!r}, "
-                "wanted 'taken'. Checkpoints commit by that rename: set checkpoint.dir to a "
-                "directory of a POSIX file system"
+                f"{parent}: renaming a directory onto a non-empty one overwrote it. Checkpoints "
+                "commit by a rename that must not do that: set checkpoint.dir to a directory of a "
+                "POSIX file system"
             )
     finally:
         shutil.rmtree(probe, ignore_errors=True)

@@ -85,6 +85,7 @@ def publish(
     manifest = Manifest.from_draft(draft, receipts)
     try:
         files.write_durably(os.path.join(save, MANIFEST), manifest.to_bytes())
+        files.remove_transient(save)  # what a killed writer was in the middle of
     except OSError as error:
         if files.is_gone(error):
             return _after_gone(directory, manifest)
@@ -128,10 +129,15 @@ def point_latest(directory: CheckpointDirectory, tag: str) -> None:
     files.write_durably(directory.latest, f"{tag}\n".encode())
 
 
+def is_committed(directory: CheckpointDirectory, save_id: str) -> bool:
+    """Tell whether that save, and not another one, is under its tag now."""
+    tag = names.SaveId.parse(save_id).tag
+    if tag not in files.fresh_listing(directory.root):
+        return False
+    holder = read_manifest(directory.tag(tag))
+    return holder is not None and holder.save_id == save_id
+
+
 def _after_gone(directory: CheckpointDirectory, manifest: Manifest) -> Published:
     """The save's directory has gone: somebody committed it, or swept it."""
-    if manifest.tag in files.fresh_listing(directory.root):
-        holder = read_manifest(directory.tag(manifest.tag))
-        if holder is not None and holder.save_id == manifest.save_id:
-            return Published.ALREADY
-    return Published.GONE
+    return Published.ALREADY if is_committed(directory, manifest.save_id) else Published.GONE

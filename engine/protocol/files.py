@@ -11,6 +11,9 @@ import secrets
 _GONE = (errno.ENOENT, errno.ESTALE)
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
 # File systems without fsync on directories (FUSE, object-store mounts) answer with these.
+_POKE = ".poke."
+_PART = ".part."
+_TRANSIENT = (_POKE, _PART)
 _NO_DIRECTORY_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.EBADF, errno.ENOTSUP)
 
 
@@ -49,7 +52,7 @@ def fresh_listing(directory: str) -> list[str]:
     Creating and unlinking a name changes the directory, which makes a caching client ask anew.
     Names that start with a dot are left out: they are pokes and parts, never a fact.
     """
-    poke = os.path.join(directory, f".poke.{os.getpid()}.{secrets.token_hex(4)}")
+    poke = os.path.join(directory, f"{_POKE}{os.getpid()}.{secrets.token_hex(4)}")
     try:
         os.close(os.open(poke, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644))
         os.unlink(poke)
@@ -84,7 +87,7 @@ def fsync_directory(directory: str) -> None:
 def write_durably(path: str, data: bytes) -> None:
     """Put `data` at `path`, durably, so that a reader sees all of it or nothing."""
     directory = os.path.dirname(path)
-    part = os.path.join(directory, f".part.{os.getpid()}.{secrets.token_hex(4)}")
+    part = os.path.join(directory, f"{_PART}{os.getpid()}.{secrets.token_hex(4)}")
     descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
     try:
         try:
@@ -115,6 +118,23 @@ def read_listed(path: str) -> bytes | None:
         if is_gone(error):
             return None
         raise
+
+
+def remove_transient(directory: str) -> None:
+    """Delete the pokes and parts that killed processes have left in `directory`.
+
+    Safe beside living ones: who misses a poke goes on, and a part is missed only where its writer
+    has no business any more (in the directory of a whole save, or of an attempt that is over).
+    """
+    try:
+        names = os.listdir(directory)
+    except OSError as error:
+        if is_gone(error):
+            return
+        raise
+    for name in names:
+        if name.startswith(_TRANSIENT):
+            _unlink_quietly(os.path.join(directory, name))
 
 
 def remove_tree(directory: str, first: str) -> None:

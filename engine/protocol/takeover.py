@@ -14,7 +14,7 @@ from typing import Any
 from engine.format import names, sealed
 from engine.format.errors import FormatError
 from engine.format.manifest import Manifest, Receipt
-from engine.protocol import commit, files, history
+from engine.protocol import acquire, commit, files, history
 from engine.protocol.acquire import attempt_numbers
 from engine.protocol.commit import Published
 from engine.protocol.files import Renamed
@@ -29,6 +29,7 @@ from engine.protocol.layout import (
 
 logger = logging.getLogger(__name__)
 
+_SWEPT = "swept."
 # Rank 0's receipt holds the manifest's draft, and its name holds the world size.
 _RANK_0 = "rank_00000_of_"
 
@@ -55,7 +56,13 @@ def adopt(directory: CheckpointDirectory, me: int) -> list[TakenOver]:
             saved = names.save_of(name)
             if saved is not None:
                 results.append(_adopt_one(directory, me, number, name, saved[0]))
-        _restore_trash(directory, os.path.join(attempt.closed, TRASH))
+        trash = os.path.join(attempt.closed, TRASH)
+        _clear_trash(directory, me, number, trash)
+        for path in (attempt.path, attempt.closed, trash):
+            files.remove_transient(path)
+    for path in (directory.root, directory.attempts):
+        files.remove_transient(path)
+    acquire.remove_prepared(directory, me)
     return results
 
 
@@ -70,10 +77,16 @@ def _adopt_one(
         outcome, reason = None, str(error)
     if outcome is not None and outcome is not Published.TAKEN:
         return TakenOver(number, name, outcome.value, tag)
-    # A number of its own: two attempts may both have left a save of this name.
-    trash = os.path.join(directory.attempt(me).trash, f"a{names.attempt_name(number)}.{name}")
-    swept = files.rename_new(save, trash) is Renamed.DONE
+    swept = _sweep(directory, me, number, save)
     return TakenOver(number, name, "swept" if swept else Published.GONE.value, tag, reason)
+
+
+def _sweep(directory: CheckpointDirectory, me: int, number: int, path: str) -> bool:
+    """Move what attempt `number` left at `path` to my trash, which my writer empties."""
+    name = os.path.basename(path)
+    if not name.startswith(_SWEPT):  # two attempts may both have left a save of this name
+        name = f"{_SWEPT}{names.attempt_name(number)}.{name}"
+    return files.rename_new(path, os.path.join(directory.attempt(me).trash, name)) is Renamed.DONE
 
 
 def _publish_if_whole(directory: CheckpointDirectory, me: int, save: str) -> Published | None:
@@ -98,16 +111,20 @@ def _publish_if_whole(directory: CheckpointDirectory, me: int, save: str) -> Pub
     )
 
 
-def _restore_trash(directory: CheckpointDirectory, trash: str) -> None:
-    """Put back tags that a writer was about to prune when its attempt was closed.
+def _clear_trash(directory: CheckpointDirectory, me: int, number: int, trash: str) -> None:
+    """Put back the tags that a writer was about to prune when its attempt was closed; sweep the
+    rest.
 
-    Their manifest is unlinked first, so a tag that still has one is whole.
+    A pruned tag lies there as `<tag>.<save id>`. Its manifest is unlinked first, so one that still
+    has it is whole.
     """
     for name in files.fresh_listing(trash):
-        tag = name.partition(".")[0]
         path = os.path.join(trash, name)
-        if names.step_of(tag) is not None and MANIFEST in files.fresh_listing(path):
-            files.rename_new(path, directory.tag(tag))
+        tag, _, save_id = name.partition(".")
+        pruned = names.step_of(tag) is not None and save_id.startswith("a")
+        whole = pruned and MANIFEST in files.fresh_listing(path)
+        if not whole or files.rename_new(path, directory.tag(tag)) is Renamed.TAKEN:
+            _sweep(directory, me, number, path)
 
 
 @dataclass(frozen=True)
@@ -181,5 +198,9 @@ def begin(
     }
     files.write_durably(directory.attempt(me).start, sealed.dumps(document))
     manifests, _ = committed(directory)
-    off = [m for m in manifests if not history.covers(line, m.attempt, m.step)]
-    return line, [manifest for manifest in off if commit.set_aside(directory, manifest)]
+    on_line = [m for m in manifests if history.covers(line, m.attempt, m.step)]
+    off_line = [m for m in manifests if not history.covers(line, m.attempt, m.step)]
+    strays = [manifest for manifest in off_line if commit.set_aside(directory, manifest)]
+    if on_line:
+        commit.point_latest(directory, on_line[0].tag)
+    return line, strays
