@@ -24,11 +24,16 @@ class BeatThread:
         self._host = host
         self._ticks = start_ticks(os.getpid()) or 0
         self._interval_seconds = interval_seconds
-        self._count = 0
+        # A writer before this one may have died: count on, or its last beat stays the newest.
+        left = Beat.names_of(files.fresh_listing(attempt_path))
+        newest = Beat.newest(left)
+        self._count = 0 if newest is None else newest.count
         self._current: str | None = None
         self._state = RUNNING
         self._lock = threading.Lock()
         self._beat()
+        for name in left:
+            os.unlink(os.path.join(attempt_path, name))
         threading.Thread(target=self._run, daemon=True).start()
 
     def drain(self) -> None:

@@ -106,10 +106,15 @@ class Beat:
         """Return the file name that carries this beat."""
         return f"beat.{self.count:08d}.{self.state}.{self.pid}.{self.start_ticks}.{self.host}"
 
+    @staticmethod
+    def names_of(listed: list[str]) -> list[str]:
+        """Return those of the names of an attempt's directory that are beats."""
+        return [name for name in listed if name.startswith("beat.")]
+
     @classmethod
     def newest(cls, listed: list[str]) -> "Beat | None":
         """Return the newest beat among the names of an attempt's directory."""
-        names = sorted(name for name in listed if name.startswith("beat."))
+        names = sorted(cls.names_of(listed))
         if not names:
             return None
         _, count, state, pid, ticks, host = names[-1].split(".", 5)
