@@ -25,11 +25,15 @@ _POLL_MAXIMUM_SECONDS = 0.5
 
 @dataclass
 class _Save:
-    """A save of rank 0 that waits for the receipts of all ranks."""
+    """A save of rank 0 that waits for the receipts of all ranks.
+
+    `failure` is why rank 0 itself has none to give.
+    """
 
     name: str
     draft: dict[str, Any]
     deadline: float
+    failure: str | None
     sealed_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -67,9 +71,14 @@ class Committer:
         """Whether a save waits for its receipts."""
         return bool(self._pending)
 
-    def add(self, name: str, draft: dict[str, Any]) -> None:
-        """Watch the save in directory `name`, whose manifest is to come from `draft`."""
-        self._pending[name] = _Save(name, draft, time.monotonic() + self._deadline_seconds)
+    def add(self, name: str, draft: dict[str, Any], failure: str | None = None) -> None:
+        """Watch the save in directory `name`, whose manifest is to come from `draft`.
+
+        One with a `failure` is only waited for: abandoned while other ranks still write to it, it
+        would be made anew by them and stay.
+        """
+        deadline = time.monotonic() + self._deadline_seconds
+        self._pending[name] = _Save(name, draft, deadline, failure)
         self.serve()
 
     def serve(self) -> None:
@@ -89,7 +98,7 @@ class Committer:
         path = self._attempt.save(save.name)
         listed = files.fresh_listing(path)
         missing = commit.missing_receipts(listed, self._world_size)
-        if listed and not missing:
+        if listed and not missing and save.failure is None:
             self._commit(save, path)
             return True
         reason = self._why_not(save, listed, missing)
@@ -100,22 +109,33 @@ class Committer:
     def _why_not(self, save: _Save, listed: list[str], missing: list[int]) -> str | None:
         """Return why a save without all receipts will never have them; None while it may."""
         if not listed:
-            return "its directory is gone: a newer attempt has taken over"
-        failed = [rank for rank in missing if names.failed_name(rank) in listed]
+            gone = "its directory is gone: given up before, or taken by a newer attempt"
+            return save.failure or gone
+        unexplained = missing if save.failure is None else [rank for rank in missing if rank != 0]
+        failed = [rank for rank in unexplained if names.failed_name(rank) in listed]
+        left = self._left(save, [rank for rank in unexplained if rank not in failed])
+        silent = [rank for rank in unexplained if rank not in (*failed, *left)]
+        reasons = [] if save.failure is None else [save.failure]
         if failed:
-            return f"ranks {failed} could not write their shard; their logs say why"
-        gone = set(files.fresh_listing(self._attempt.open))
-        left = [rank for rank in missing if names.gone_name(rank) in gone]
+            reasons.append(f"ranks {failed} could not write their shard; their logs say why")
         if left:
-            # Receipt first, then gone: what was missing before may be there on a second look.
-            again = files.fresh_listing(self._attempt.save(save.name))
-            left = [r for r in commit.missing_receipts(again, self._world_size) if r in left]
-        if left:
-            return f"the writers of ranks {left} have left without a receipt"
-        if time.monotonic() > save.deadline:
+            reasons.append(f"the writers of ranks {left} have left without a receipt")
+        if silent and time.monotonic() < save.deadline:
+            return None
+        if silent:
             seconds = self._deadline_seconds
-            return f"ranks {missing} gave no receipt within commit_deadline_seconds={seconds}"
-        return None
+            reasons.append(f"ranks {silent} gave no receipt in commit_deadline_seconds={seconds}")
+        return "; ".join(reasons)
+
+    def _left(self, save: _Save, missing: list[int]) -> list[int]:
+        """Return those of the `missing` ranks whose writers have signed off without a receipt."""
+        gone = set(files.fresh_listing(self._attempt.open)) if missing else set()
+        left = [rank for rank in missing if names.gone_name(rank) in gone]
+        if not left:
+            return []
+        # Receipt first, then gone: what was missing before may be there on a second look.
+        again = files.fresh_listing(self._attempt.save(save.name))
+        return [rank for rank in commit.missing_receipts(again, self._world_size) if rank in left]
 
     def _commit(self, save: _Save, path: str) -> None:
         receipts = commit.read_receipts(path, self._world_size, save.save_id)
@@ -151,6 +171,8 @@ class Committer:
     def _tidy(self, draft: dict[str, Any]) -> None:
         """After a commit: the pointer for people, retention, trash. The commit stands anyway."""
         try:
+            if commit.is_fenced(self._directory, self._number):
+                return  # `latest` is a newer attempt's to move by now
             commit.point_latest(self._directory, draft["tag"])
             line = history.from_json(draft["history"])
             pruned = retention.prune(self._directory, self._number, line, self._keep_last)

@@ -111,19 +111,22 @@ class Handover:
             reason = f"the writer died {_MAX_WRITER_DEATHS} times over it"
         except WriterStartError as error:
             reason = str(error)
+        handed_over = []
         for save_id, save in list(self._unsettled.items()):
             save.writer_deaths += 1
             if save.writer_deaths >= _MAX_WRITER_DEATHS or not self._link.alive:
                 self._handle({"kind": "failed", "save_id": save_id, "reason": reason})
-            else:
-                self._link.seal(save.seal, save.descriptor)
-        self._emit("writer_restarted", {})
+            elif self._link.seal(
+                save.seal, save.descriptor if save.holds_image else None, again=True
+            ):
+                handed_over.append(save_id)
+        self._emit("writer_restarted", {"pid": self._link.pid, "saves": handed_over})
 
     def _handle(self, report: dict[str, Any]) -> None:
         kind = report.pop("kind")
         save_id = str(report.pop("save_id"))
         tag = SaveId.parse(save_id).tag
-        event = {"tag": tag, "step": step_of(tag), **report}
+        event = {"tag": tag, "step": step_of(tag), "save_id": save_id, **report}
         save = self._unsettled.get(save_id)
         if kind == "persisted":
             if save is not None:
@@ -132,7 +135,6 @@ class Handover:
                     del self._unsettled[save_id]  # only rank 0's writer sees it commit
             self._emit(kind, event)
         elif kind in ("failed", "abandoned", "fenced"):
-            # Rank 0's writer follows its own failure by abandoning the save: count it once.
             if self._unsettled.pop(save_id, None) is not None:
                 self._failed(kind, event)
             self.fenced = self.fenced or kind == "fenced"

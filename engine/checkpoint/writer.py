@@ -13,7 +13,6 @@ Who runs what: the main thread takes seals, persists, and, on rank 0, commits (`
 
 import json
 import os
-import select
 import signal
 import socket
 import sys
@@ -25,14 +24,13 @@ from typing import Any
 from engine.checkpoint.beat import BeatThread
 from engine.checkpoint.committer import Committer
 from engine.checkpoint.persist import RateLimit, persist
+from engine.checkpoint.trainer_link import MESSAGE_BYTES, TrainerLink
 from engine.format import names
 from engine.format.errors import FormatError
 from engine.format.manifest import Receipt
 from engine.protocol import commit, files
 from engine.protocol.layout import CheckpointDirectory
 
-_MESSAGE_BYTES = 64 << 10
-_MAX_DESCRIPTORS = 4
 _IGNORED = ("SIGHUP", "SIGINT", "SIGTERM", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _IDLE_SECONDS = 5.0
 _NICENESS = 10
@@ -57,62 +55,10 @@ class WriterConfig:
     bytes_per_second: float | None = None
 
 
-class Trainer:
-    """The writer's end of the socket, and the trainer's life."""
-
-    def __init__(self, connection: socket.socket, pidfd: int) -> None:
-        self._socket = connection
-        self._pidfd = pidfd
-        self._unsent: list[bytes] = []
-        self.alive = True
-
-    def receive(self, timeout_seconds: float) -> tuple[dict[str, Any], list[int]] | None:
-        """Return the next message and its descriptors; None if there is none in time.
-
-        Once the trainer is dead what it has sent is still delivered, and then None at once.
-        """
-        watched: list[Any] = [self._socket]
-        if self.alive:
-            watched.append(self._pidfd)
-        ready, _, _ = select.select(watched, [], [], timeout_seconds if self.alive else 0)
-        if self._pidfd in ready:
-            # Not the end of the stream: forked data workers may hold the trainer's end open.
-            self.alive = False
-        if self._socket not in ready:
-            return None
-        try:
-            data, descriptors, _, _ = socket.recv_fds(
-                self._socket, _MESSAGE_BYTES, _MAX_DESCRIPTORS
-            )
-        except OSError:
-            data, descriptors = b"", []
-        if not data:  # the trainer closed its end, or is about to be reported dead
-            self.alive = False
-            return None
-        return json.loads(data), descriptors
-
-    def tell(self, kind: str, **fields: Any) -> None:
-        """Queue a message; it is sent when the trainer takes it, and dropped when it has died."""
-        self._unsent.append(json.dumps({"kind": kind, **fields}).encode())
-        self.flush()
-
-    def flush(self) -> None:
-        """Send what is queued, as far as the socket takes it without blocking."""
-        while self._unsent:
-            try:
-                self._socket.send(self._unsent[0], socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except OSError:
-                self._unsent.clear()
-                return
-            self._unsent.pop(0)
-
-
 class Writer:
     """One rank's writer, from its configuration to its end."""
 
-    def __init__(self, config: WriterConfig, trainer: Trainer) -> None:
+    def __init__(self, config: WriterConfig, trainer: TrainerLink) -> None:
         self._config = config
         self._trainer = trainer
         self._directory = CheckpointDirectory(config.directory)
@@ -172,23 +118,35 @@ class Writer:
                 os.close(descriptor)
 
     def _take_seal(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        """Persist one sealed image. Idempotent: a seal is sent again after a writer's death."""
-        draft = _read_draft(descriptors[1]) if len(descriptors) > 1 else None
+        """Persist one sealed image, and let rank 0 wait for the others'.
+
+        A seal comes again after a writer's death, without its image if that was persisted.
+        """
+        draft = _read_draft(descriptors[-1]) if self._committer is not None else None
         name, save_id = message["save"], message["save_id"]
+        started = time.monotonic()
         try:
-            started = time.monotonic()
-            self._persist(message, descriptors[0], draft)
-            self._trainer.tell(
-                "persisted",
-                save_id=save_id,
-                bytes=message["size_bytes"],
-                seconds=time.monotonic() - started,
-            )
+            if message["again"] and commit.is_committed(self._directory, save_id):
+                self._report_committed(message)
+                return
+            if message["has_image"]:
+                self._persist(message, descriptors[0], draft)
+                seconds = time.monotonic() - started
+                self._trainer.tell(
+                    "persisted", save_id=save_id, bytes=message["size_bytes"], seconds=seconds
+                )
         except (OSError, FormatError) as error:
-            self._give_up(name, save_id, error)
+            self._give_up(name, save_id, draft, error)
             return
         if self._committer is not None and draft is not None:
             self._committer.add(name, draft)
+
+    def _report_committed(self, message: dict[str, Any]) -> None:
+        """Say what the writer before this one did not get to say."""
+        size = message["size_bytes"]
+        self._trainer.tell("persisted", save_id=message["save_id"], bytes=size, seconds=0.0)
+        if self._committer is not None:
+            self._trainer.tell("committed", save_id=message["save_id"], bytes=size, seconds=0.0)
 
     def _persist(self, message: dict[str, Any], image: int, draft: dict[str, Any] | None) -> None:
         config = self._config
@@ -228,14 +186,17 @@ class Writer:
         files.write_durably(receipt_path, receipt.to_bytes())
         _log(f"{message['save_id']}: receipt after {time.monotonic() - started:.2f} s")
 
-    def _give_up(self, name: str, save_id: str, error: Exception) -> None:
+    def _give_up(
+        self, name: str, save_id: str, draft: dict[str, Any] | None, error: Exception
+    ) -> None:
         """Take back this rank's part of a save; rank 0's writer will abandon the whole."""
         _log(f"{save_id}: given up: {error}")
         save = self._attempt.save(name)
-        shard = names.shard_name(self._config.rank, self._config.world_size)
-        for action, path in (
-            (os.unlink, os.path.join(save, shard)),
-            (files.touch, os.path.join(save, names.failed_name(self._config.rank))),
+        rank, world_size = self._config.rank, self._config.world_size
+        for action, path in (  # the receipt first: no receipt may stand for a shard that has gone
+            (os.unlink, os.path.join(save, names.receipt_name(rank, world_size))),
+            (os.unlink, os.path.join(save, names.shard_name(rank, world_size))),
+            (files.touch, os.path.join(save, names.failed_name(rank))),
         ):
             try:
                 action(path)
@@ -243,9 +204,10 @@ class Writer:
                 if not files.is_gone(second):
                     _log(f"{save_id}: {path}: {second}")
         fenced = commit.is_fenced(self._directory, self._config.attempt)
+        if self._committer is not None and draft is not None and not fenced:
+            self._committer.add(name, draft, failure=f"rank 0: {error}")
+            return
         self._trainer.tell("fenced" if fenced else "failed", save_id=save_id, reason=str(error))
-        if self._committer is not None and not fenced:
-            self._committer.abandon(name, save_id, f"rank 0: {error}")
 
     def _sign_off(self) -> None:
         try:
@@ -281,7 +243,7 @@ def main(descriptor: int) -> None:
     if os.fork():
         os._exit(0)
     connection = socket.socket(fileno=descriptor)
-    message, descriptors, _, _ = socket.recv_fds(connection, _MESSAGE_BYTES, 1)
+    message, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 1)
     if not message:
         return
     config = WriterConfig(**json.loads(message))
@@ -289,7 +251,7 @@ def main(descriptor: int) -> None:
     _redirect(config.log)
     try:
         os.nice(_NICENESS)
-        Writer(config, Trainer(connection, descriptors[0])).run()
+        Writer(config, TrainerLink(connection, descriptors[0])).run()
     except BaseException:
         _log(traceback.format_exc())
         raise

@@ -114,11 +114,12 @@ class WriterLink:
         self._socket = ours
         self.pid = json.loads(up)["pid"]
 
-    def seal(self, seal: Seal, image: int) -> bool:
+    def seal(self, seal: Seal, image: int | None, again: bool = False) -> bool:
         """Hand a staged image over: with this, the save is fully staged.
 
-        The image (a descriptor, duplicated here) must not change until its save is settled.
-        Returns False if the writer is dead; the seal can be sent again to its successor.
+        The image (a descriptor, duplicated here) must not change until it is persisted. Returns
+        False if the writer is dead; then its successor is to get the seal `again`, and None for an
+        image that has been persisted: by then it may hold another save.
         """
         message = {
             "kind": "seal",
@@ -126,17 +127,18 @@ class WriterLink:
             "save_id": seal.save_id,
             "size_bytes": seal.size_bytes,
             "data_offset": seal.data_offset,
+            "has_image": image is not None,
+            "again": again,
         }
-        descriptors = [image]
-        if seal.draft is not None:
-            draft = os.memfd_create("everstep-draft", os.MFD_CLOEXEC)
-            os.write(draft, seal.draft)
-            descriptors.append(draft)
-        try:
+        descriptors = [] if image is None else [image]
+        if seal.draft is None:
             return self._send(message, descriptors)
+        draft = os.memfd_create("everstep-draft", os.MFD_CLOEXEC)
+        try:
+            os.write(draft, seal.draft)
+            return self._send(message, [*descriptors, draft])
         finally:
-            for descriptor in descriptors[1:]:
-                os.close(descriptor)
+            os.close(draft)
 
     def reports(self) -> Iterator[dict[str, Any]]:
         """Yield what the writer has reported, without waiting. `alive` is False after its end."""
@@ -145,8 +147,9 @@ class WriterLink:
                 data = self._socket.recv(_MESSAGE_BYTES)
             except BlockingIOError:
                 return
-            except OSError:
-                data = b""
+            except ConnectionResetError:
+                # The writer died with seals unread. Linux says so once, ahead of what it had sent.
+                continue
             if not data:
                 self._drop()
                 return
@@ -159,8 +162,8 @@ class WriterLink:
 
     def close(self) -> None:
         """Tell the writer that nothing more comes; it signs off when it has finished."""
-        if self._send({"kind": "close"}, []):
-            self._drop()
+        self._send({"kind": "close"}, [])
+        self._drop()
 
     def _send(self, message: dict[str, Any], descriptors: list[int]) -> bool:
         if self._socket is None:
@@ -168,13 +171,13 @@ class WriterLink:
         self._socket.setblocking(True)
         try:
             socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
-        except OSError as error:
+        except (BrokenPipeError, ConnectionResetError) as error:
+            # Its last reports are still to be read: `reports` finds the end behind them.
             logger.warning("the writer (process %s) is gone: %s", self.pid, error)
-            self._drop()
             return False
-        else:
+        finally:
             self._socket.setblocking(False)
-            return True
+        return True
 
     def _drop(self) -> None:
         if self._socket is not None:

@@ -208,6 +208,7 @@ def disk_full(directory: str, filler: str) -> dict[str, Any]:
     toy.train(ds_engine, 2, 2)
     assert checkpointer.save(2, sample_offset=8), "staging needs no disk"
     _settled(checkpointer)
+    dist.barrier()  # a rank that gives up is settled before rank 0 abandons the whole
     left = sorted(os.listdir(f"{directory}/.attempts/0000/open"))
     _empty(filler)
     toy.train(ds_engine, 3, 3)

@@ -1,0 +1,68 @@
+"""The writer's end of the socket to its trainer, and the trainer's life.
+
+Blocks only for as long as it is told to. The trainer may die, be stopped, or not listen at any
+moment: what it has sent is still delivered, and what it does not take is dropped with it.
+"""
+
+import json
+import select
+import socket
+from typing import Any
+
+MESSAGE_BYTES = 64 << 10
+_MAX_DESCRIPTORS = 4
+
+
+class TrainerLink:
+    """A socket to a trainer that may die, and a pidfd that tells when it has."""
+
+    def __init__(self, connection: socket.socket, pidfd: int) -> None:
+        self._socket = connection
+        self._pidfd = pidfd
+        self._unsent: list[bytes] = []
+        self.alive = True
+
+    def receive(self, timeout_seconds: float) -> tuple[dict[str, Any], list[int]] | None:
+        """Return the next message and its descriptors; None if there is none in time.
+
+        Once the trainer is dead what it has sent is still delivered, and then None at once.
+        """
+        watched: list[Any] = [self._socket]
+        if self.alive:
+            watched.append(self._pidfd)
+        ready, _, _ = select.select(watched, [], [], timeout_seconds if self.alive else 0)
+        if self._pidfd in ready:
+            # Not the end of the stream: forked data workers may hold the trainer's end open.
+            self.alive = False
+        if self._socket not in ready:
+            return None
+        try:
+            data, descriptors = self._next()
+        except ConnectionResetError:
+            # The trainer died with reports unread. Linux says so once, ahead of what it had sent.
+            data, descriptors = self._next()
+        if not data:  # the trainer closed its end, or is about to be reported dead
+            self.alive = False
+            return None
+        return json.loads(data), descriptors
+
+    def _next(self) -> tuple[bytes, list[int]]:
+        data, descriptors, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, _MAX_DESCRIPTORS)
+        return data, descriptors
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """Queue a message; it is sent when the trainer takes it, and dropped when it has died."""
+        self._unsent.append(json.dumps({"kind": kind, **fields}).encode())
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what is queued, as far as the socket takes it without blocking."""
+        while self._unsent:
+            try:
+                self._socket.send(self._unsent[0], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                self._unsent.clear()
+                return
+            self._unsent.pop(0)
