@@ -6,7 +6,6 @@ is seeded per rank afterwards.
 """
 
 import hashlib
-import importlib
 import inspect
 import math
 import random
@@ -55,19 +54,24 @@ def uses_accelerator() -> bool:
     return name != "cpu"
 
 
-def build_model(settings: Settings, config: Mapping[str, Any]) -> torch.nn.Module:
-    """Return the model with its parameters already partitioned. Collective.
+def check_model(settings: Settings) -> None:
+    """Check that the model's class is there and takes its arguments, and import it.
+
+    The import must come before `zero.Init`, which wraps torch's tensor constructors: a module that
+    is first imported under it keeps the wrapped ones.
 
     Raises:
-        ConfigError: the model's class is not there or does not take its arguments.
+        ConfigError: it is not there, or does not take them.
     """
-    target = settings.model["_target_"]
-    module, _, _ = target.rpartition(".")
-    try:
-        # Before zero.Init: it wraps tensor constructors, and a module imported under it keeps them.
-        importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError(f"model._target_={target}: {error}") from error
+    _check_arguments(settings.model, "model")
+
+
+def build_model(settings: Settings, config: Mapping[str, Any]) -> torch.nn.Module:
+    """Return the model with its parameters already partitioned. Collective; see `check_model`.
+
+    Raises:
+        ConfigError: the model's class refuses its arguments' values.
+    """
     seed_generators(settings.seed, rank=0)
     with deepspeed.zero.Init(config_dict_or_path=dict(config)):
         return instantiate(settings.model, "model")
@@ -83,8 +87,9 @@ def build_stream(settings: Settings) -> Stream:
     for name, section in settings.data.components.items():
         arguments = {key: value for key, value in section.items() if key != "weight"}
         path = f"data.components.{name}"
-        if "component" in _parameters(arguments["_target_"], path):
+        if "component" in _signature(section["_target_"], path).parameters:
             arguments.setdefault("component", name)  # data sets that name it in their errors
+        _check_arguments(arguments, path)
         dataset = instantiate(arguments, path)
         components.append(Component(name, dataset, section["weight"]))
     try:
@@ -150,10 +155,18 @@ def instantiate(section: Mapping[str, Any], path: str) -> Any:
         raise ConfigError(f"{path} ({section['_target_']}): {message}") from error
 
 
-def _parameters(target: str, path: str) -> Mapping[str, inspect.Parameter]:
+def _check_arguments(section: Mapping[str, Any], path: str) -> None:
+    arguments = {key: value for key, value in section.items() if not key.startswith("_")}
     try:
-        return inspect.signature(hydra.utils.get_object(target)).parameters
-    except (ImportError, AttributeError, ValueError, InstantiationException) as error:
+        _signature(section["_target_"], path).bind(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"{path} ({section['_target_']}): {error}") from error
+
+
+def _signature(target: str, path: str) -> inspect.Signature:
+    try:
+        return inspect.signature(hydra.utils.get_object(target))
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise ConfigError(f"{path}._target_={target}: {error}") from error
 
 

@@ -248,21 +248,6 @@ def missing_data_files(settings: Settings) -> list[str]:
     ]
 
 
-def first_difference(ours: Any, theirs: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """Return (dotted key, our value, their value) where two settings first differ."""
-    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
-        for key in [*ours, *(key for key in theirs if key not in ours)]:
-            found = first_difference(
-                ours.get(key, "(not set)"),
-                theirs.get(key, "(not set)"),
-                f"{path}.{key}" if path else key,
-            )
-            if found:
-                return found
-        return None
-    return None if ours == theirs else (path, ours, theirs)
-
-
 def _check_component(path: str, component: Mapping[str, Any]) -> None:
     if not isinstance(component.get("_target_"), str):
         raise ConfigError(f"{path}._target_ is not set: name the class of the data set.")

@@ -15,8 +15,9 @@ from typing import Any
 
 from torch import distributed
 
-from launcher.config import Settings, first_difference
+from launcher.config import Settings
 from launcher.errors import ConfigError, LauncherError
+from launcher.schema import first_difference
 from launcher.topology import Topology
 
 MEETING_TIMEOUT = timedelta(minutes=10)
@@ -79,7 +80,9 @@ class Council:
         decision = self.store.get(f"{phase}/decision").decode()
         if decision:
             self._wait_until_all_know(phase)
-            raise kind(decision)
+            error = kind(decision)
+            error.settled = True
+            raise error
 
     def _wait_until_all_know(self, phase: str) -> None:
         """The store ends with rank 0, so rank 0 must not end before the others have read it."""

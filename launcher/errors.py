@@ -13,6 +13,9 @@ from collections.abc import Iterable
 class LauncherError(Exception):
     """Base of the errors that end a run with a message instead of a traceback."""
 
+    settled = False
+    """All ranks raise it, with the same message: rank 0 speaks for them."""
+
 
 class ConfigError(LauncherError):
     """A setting is wrong; starting again without changing it cannot help."""

@@ -5,11 +5,30 @@ another package's tree, can shadow one of them. Looks them up without importing 
 """
 
 import importlib.util
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from launcher.errors import ConfigError
 
 NAMES = ("launcher", "engine", "conf")
+
+
+def check_directory(directory: Path) -> None:
+    """Raise ConfigError if ranks started in a directory would find another package there.
+
+    `python -m` looks into the current directory first; the program `everstep`, which may have
+    started this process, does not.
+    """
+    root = Path(__file__).resolve().parent.parent
+    if directory.resolve() == root:
+        return
+    for name in NAMES:
+        spec = PathFinder.find_spec(name, [str(directory)])
+        if spec is not None and spec.origin is not None:
+            raise ConfigError(
+                f"{spec.origin} would shadow the package {name!r} of {root} in the ranks: rename "
+                "it, or start from another directory."
+            )
 
 
 def check() -> None:

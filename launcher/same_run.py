@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine.stream import FingerprintMismatch, Stream
-from launcher.config import Settings, first_difference
+from launcher.config import Settings
 from launcher.errors import ConfigError
+from launcher.schema import first_difference
 
 
 def identity(settings: Settings, stream: Stream) -> dict[str, Any]:

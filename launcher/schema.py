@@ -1,4 +1,4 @@
-"""From plain nested mappings to typed, frozen dataclasses.
+"""From plain nested mappings to typed, frozen dataclasses; and where two mappings differ.
 
 Knows nothing of any particular setting. Refuses unknown keys (naming the nearest), missing ones,
 and values of another type than the field's: nothing is converted but an int where a float is
@@ -43,6 +43,21 @@ def build(kind: type[T], values: Any, path: str) -> T:
         elif field.default is field.default_factory is dataclasses.MISSING:
             raise ConfigError(f"{_join(path, name)} is not set.")
     return kind(**arguments)
+
+
+def first_difference(ours: Any, theirs: Any, path: str = "") -> tuple[str, Any, Any] | None:
+    """Return (dotted key, our value, their value) where two settings first differ."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for key in [*ours, *(key for key in theirs if key not in ours)]:
+            found = first_difference(
+                ours.get(key, "(not set)"),
+                theirs.get(key, "(not set)"),
+                f"{path}.{key}" if path else key,
+            )
+            if found:
+                return found
+        return None
+    return None if ours == theirs else (path, ours, theirs)
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:

@@ -6,19 +6,15 @@ settings, the data or the checkpoint directory are settled among the ranks first
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, TypeVar
 
-import deepspeed
-import torch
-from deepspeed.accelerator import get_accelerator
 from torch import distributed
 
 import engine
 from engine.format.errors import FormatError
 from engine.format.manifest import Manifest
 from engine.stream import Stream, StreamLoader
-from launcher import builders, logs, requeue, same_run
+from launcher import builders, logs, process_group, requeue, same_run
 from launcher.config import Settings
 from launcher.council import Council
 from launcher.errors import ConfigError, LauncherError, NoProgressError, SaveError
@@ -28,11 +24,8 @@ from launcher.rank import RankProcess
 from launcher.requeue import AttemptLog
 from launcher.run_directory import RunDirectory
 from launcher.stop import Agreement
-from launcher.topology import Topology
 
 T = TypeVar("T")
-
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 
 class Session:
@@ -77,7 +70,7 @@ class Session:
             SaveError: the save that the run had to end with was not committed.
         """
         settings = self._settings
-        join(self._topology, self._council)
+        process_group.join(self._topology, self._council)
         ds_engine, stream = self._build()
         with _refusals_as_config_errors():
             checkpointer = self._attach(ds_engine, stream)
@@ -103,6 +96,7 @@ class Session:
             "deepspeed", lambda: builders.deepspeed_config(settings, topology.world_size)
         )
         stream = self._settled("data", lambda: builders.build_stream(settings))
+        self._settled("model", lambda: builders.check_model(settings))
         model = builders.build_model(settings, config)
         ds_engine = builders.build_engine(model, settings, config)
         builders.seed_generators(settings.seed, topology.rank)
@@ -200,6 +194,8 @@ class Session:
         try:
             self._progress.begin(position.step)
             complete = loop.run()
+        except engine.CheckpointError as error:
+            raise SaveError(str(error)) from error
         finally:
             self._attempts.step = loop.position.step
             loader.close()
@@ -224,7 +220,8 @@ class Session:
         if complete:
             self._progress.say(f"done: {step} steps, and the checkpoint of the last is committed.")
             return requeue.DONE, "done"
-        self._progress.say(f"stopped at step {step} ({cause}), saved: start it again to go on.")
+        saved = "saved" if moved else "before its first step"
+        self._progress.say(f"stopped at step {step} ({cause}), {saved}: start it again to go on.")
         return requeue.SAVED, cause
 
     def _part(self) -> None:
@@ -248,30 +245,6 @@ class Session:
         return result[0]
 
 
-def join(topology: Topology, council: Council) -> None:
-    """Make the process groups of torch and DeepSpeed, over the council's store."""
-    accelerator = get_accelerator()
-    backend = accelerator.communication_backend_name()
-    options: dict[str, Any] = {}
-    if builders.uses_accelerator():
-        accelerator.set_device(topology.local_rank)
-        options["device_id"] = torch.device(accelerator.device_name(topology.local_rank))
-    else:
-        # DeepSpeed 0.19.8 would compile a shared-memory all-reduce on first use (20 s and a
-        # compiler). It asks this table first, which it fills when it is first read. Gloo gives
-        # the same losses without it.
-        deepspeed.ops.__compatible_ops__ = {}
-    distributed.init_process_group(
-        backend,
-        store=distributed.PrefixStore("group", council.store),
-        rank=topology.rank,
-        world_size=topology.world_size,
-        timeout=COLLECTIVE_TIMEOUT,
-        **options,
-    )
-    deepspeed.init_distributed(dist_backend=backend, timeout=COLLECTIVE_TIMEOUT)
-
-
 @contextmanager
 def _refusals_as_config_errors() -> Iterator[None]:
     """What the engine refuses at start is about the directory, the model or the data."""
@@ -284,4 +257,6 @@ def _refusals_as_config_errors() -> Iterator[None]:
         engine.UnsuitableDirectoryError,
         FormatError,
     ) as error:
-        raise ConfigError(str(error)) from error
+        refusal = ConfigError(str(error))
+        refusal.settled = True  # the engine raises on every rank alike
+        raise refusal from error

@@ -5,7 +5,7 @@ starter, and `detect` returns None for it. What a starter says must be complete 
 half a set of variables is an error, never a world of one rank.
 
 Sources of the variables: torchrun's documentation for RANK and its kin; DeepSpeed 0.19.8 sets
-LOCAL_SIZE and CROSS_RANK where torchrun sets LOCAL_WORLD_SIZE and GROUP_RANK; Slurm's srun manual
+LOCAL_SIZE where torchrun sets LOCAL_WORLD_SIZE, and CROSS_RANK; Slurm's srun manual
 page, where SLURM_STEP_* describe the step and SLURM_JOB_* the whole allocation.
 """
 
@@ -28,7 +28,6 @@ class Topology:
     world_size: int
     local_rank: int
     local_world_size: int
-    node_rank: int
     started_by: str
     """`local`, `torchrun`, `deepspeed` or `srun`."""
     master_addr: str | None
@@ -114,10 +113,7 @@ def tasks_on_node(tasks_per_node: str, node: int) -> int:
 
 
 def _from_torch_variables(environ: Mapping[str, str]) -> Topology:
-    rank = _integer(environ, "RANK")
     local = "LOCAL_WORLD_SIZE" if "LOCAL_WORLD_SIZE" in environ else "LOCAL_SIZE"
-    local_world_size = _integer(environ, local)
-    node = next((n for n in ("GROUP_RANK", "CROSS_RANK") if n in environ), None)
     if "EVERSTEP_STARTER_PID" in environ:
         started_by = "local"
     elif "CROSS_RANK" in environ:
@@ -125,11 +121,10 @@ def _from_torch_variables(environ: Mapping[str, str]) -> Topology:
     else:
         started_by = "torchrun"
     return Topology(
-        rank=rank,
+        rank=_integer(environ, "RANK"),
         world_size=_integer(environ, "WORLD_SIZE"),
         local_rank=_integer(environ, "LOCAL_RANK"),
-        local_world_size=local_world_size,
-        node_rank=_integer(environ, node) if node else rank // max(local_world_size, 1),
+        local_world_size=_integer(environ, local),
         started_by=started_by,
         master_addr=_text(environ, "MASTER_ADDR"),
         master_port=_integer(environ, "MASTER_PORT"),
@@ -151,15 +146,14 @@ def _is_srun_rank(environ: Mapping[str, str]) -> bool:
 
 
 def _from_srun(environ: Mapping[str, str]) -> Topology:
-    node_rank = _integer(environ, "SLURM_NODEID")
+    node = _integer(environ, "SLURM_NODEID")
     address = environ.get("MASTER_ADDR")
     port = _integer(environ, "MASTER_PORT") if "MASTER_PORT" in environ else _step_port(environ)
     return Topology(
         rank=_integer(environ, "SLURM_PROCID"),
         world_size=_integer(environ, "SLURM_STEP_NUM_TASKS"),
         local_rank=_integer(environ, "SLURM_LOCALID"),
-        local_world_size=tasks_on_node(_text(environ, "SLURM_STEP_TASKS_PER_NODE"), node_rank),
-        node_rank=node_rank,
+        local_world_size=tasks_on_node(_text(environ, "SLURM_STEP_TASKS_PER_NODE"), node),
         started_by="srun",
         master_addr=address,
         master_port=port,

@@ -12,7 +12,7 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from launcher import explain, overrides, requeue
+from launcher import explain, overrides, packages, requeue
 from launcher.config import Settings, missing_data_files, settings_from
 from launcher.errors import ConfigError
 from launcher.rank import RankProcess
@@ -73,6 +73,7 @@ def _start(
             raise composed
         ranks = composed.launch.ranks or spawn.default_ranks()
         composed.accumulation_steps(ranks)
+        packages.check_directory(Path.cwd())
         if missing := missing_data_files(composed):
             raise ConfigError("\n".join(missing))
     except ConfigError as wrong:

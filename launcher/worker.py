@@ -38,9 +38,9 @@ def run(composed: Settings | ConfigError, process: RankProcess) -> int:
     try:
         return _live(composed, process)
     except ConfigError as error:
-        return _refuse(process, error, requeue.BAD_CONFIG)
+        _refuse(process, error, requeue.BAD_CONFIG)
     except NoProgressError as error:
-        return _refuse(process, error, requeue.NO_PROGRESS)
+        _refuse(process, error, requeue.NO_PROGRESS)
     except LauncherError as error:
         _fail(process, f"everstep: {error}")
     except Exception:
@@ -101,10 +101,14 @@ def _code_of(error: BaseException) -> int:
     return requeue.NO_PROGRESS if isinstance(error, NoProgressError) else requeue.FAILED
 
 
-def _refuse(process: RankProcess, error: LauncherError, code: int) -> int:
-    """End as all ranks do. Rank 0 speaks for them, and leaves the verdict."""
-    if process.topology.rank == 0:
+def _refuse(process: RankProcess, error: LauncherError, code: int) -> NoReturn:
+    """End with a verdict. Rank 0 speaks for all ranks where all know the error."""
+    rank = process.topology.rank
+    if not error.settled:
+        print(f"everstep: rank {rank}: {error}", file=sys.stderr)
+    elif rank == 0:
         print(f"everstep: {error}", file=sys.stderr)
+    if rank == 0:
         requeue.write_status(process.environ, str(code))
     _exit(code)
 

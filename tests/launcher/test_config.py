@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from launcher import train
-from launcher.config import Settings, first_difference, missing_data_files
+from launcher.config import Settings, missing_data_files
 from launcher.errors import ConfigError
+from launcher.schema import first_difference
 
 CONF = Path(__file__).parents[2] / "conf"
 

@@ -87,6 +87,6 @@ def test_a_port_that_another_program_has_is_named() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        place = Topology(0, 2, 0, 2, 0, "deepspeed", "127.0.0.1", port)
+        place = Topology(0, 2, 0, 2, "deepspeed", "127.0.0.1", port)
         with pytest.raises(RendezvousError, match=f"port {port}.*\n*.*--master_port"):
             meet(place, {})

@@ -77,7 +77,7 @@ def test_the_status_file_is_replaced_whole(tmp_path: Path) -> None:
 
 
 def process(rank: int) -> RankProcess:
-    place = Topology(rank, 2, rank, 2, 0, "local", "127.0.0.1", 1)
+    place = Topology(rank, 2, rank, 2, "local", "127.0.0.1", 1)
     return RankProcess(place, ["seed=1"], {"SLURM_JOB_ID": "7"}, 0, StopRequest())
 
 

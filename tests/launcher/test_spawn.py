@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from launcher import packages
+from launcher.errors import ConfigError
+
 REPOSITORY = Path(__file__).parents[2]
 RANK = str(Path(__file__).with_name("spawn_rank.py"))
 STARTER = (
@@ -135,3 +138,14 @@ def test_a_folder_that_shadows_a_package_is_named(tmp_path: Path) -> None:
     assert done.returncode == 78
     assert str(tmp_path / "engine") in done.stderr
     assert "shadows ours" in done.stderr
+
+
+def test_a_folder_that_would_shadow_a_package_in_the_ranks_is_named(tmp_path: Path) -> None:
+    """The installed program is not shadowed by the current directory; `python -m` would be."""
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher" / "__init__.py").touch()
+    (tmp_path / "conf").mkdir()  # without __init__.py it shadows nothing
+    packages.check_directory(tmp_path / "conf")
+    with pytest.raises(ConfigError, match="would shadow the package 'launcher'"):
+        packages.check_directory(tmp_path)
+    packages.check_directory(REPOSITORY)

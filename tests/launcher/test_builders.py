@@ -1,0 +1,124 @@
+"""Classes and arguments that the configuration names, checked before anything is built."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from launcher import builders
+from launcher.config import Settings
+from launcher.errors import ConfigError
+from tests.launcher.test_config import compose
+
+
+@pytest.fixture(autouse=True)
+def _process_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["everstep"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+
+
+def settings(*overrides: str) -> Settings:
+    return compose("experiment=tiny", *overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["++model.layerz=3"], r"model \(launcher.gpt.GPT\): .*layerz"),
+        (["~model.layers"], r"model \(launcher.gpt.GPT\): .*layers"),
+        (["model._target_=launcher.gpt.GTP"], r"model._target_=launcher.gpt.GTP: "),
+        (["model._target_=no_such_module.GPT"], r"no_such_module"),
+    ],
+)
+def test_a_model_that_cannot_be_made_is_named(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        builders.check_model(settings(*overrides))
+
+
+def test_the_default_model_can_be_made() -> None:
+    builders.check_model(settings())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+data.components.sources.windows=3"], r"data.components.sources .*windows"),
+        (["data.components.sources.seq_len=0"], r"data.components.sources .*seq_len"),
+        (
+            ["data=tokens", "data.components.tokens.path=/no/such/file"],
+            r"data.components.tokens .*component 'tokens': /no/such/file",
+        ),
+        (
+            ["data.components.sources.weight=0", "data.components.documentation.weight=0"],
+            r"data: .*weight",
+        ),
+    ],
+)
+def test_data_that_cannot_be_used_are_named(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        builders.build_stream(settings(*overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "hint"),
+    [
+        (["deepspeed.zero_optimization.stag=3"], "deepspeed.zero_optimization.stag=3", "'stage'"),
+        (
+            ["deepspeed.zero_optimization.sub_group_size=many"],
+            "deepspeed.zero_optimization.sub_group_size='many'",
+            "integer",
+        ),
+        (["deepspeed.bf16.enable=true"], "deepspeed.bf16.enable=True", "not permitted"),
+    ],
+)
+def test_what_deepspeed_refuses_is_named_in_full(
+    overrides: list[str], path: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        builders.deepspeed_config(settings(*overrides), world_size=1)
+    assert path in str(caught.value)
+    assert hint in str(caught.value)
+
+
+def test_settings_become_deepspeeds() -> None:
+    config = builders.deepspeed_config(
+        settings("optimizer.lr=0.5", "+optimizer.params.amsgrad=true"), world_size=1
+    )
+    assert config["train_batch_size"] == 8
+    assert config["train_micro_batch_size_per_gpu"] == 2
+    assert config["gradient_accumulation_steps"] == 4
+    assert config["gradient_clipping"] == 1.0
+    assert config["optimizer"] == {
+        "type": "AdamW",
+        "params": {
+            "lr": 0.5,
+            "betas": [0.9, 0.95],
+            "eps": 1e-8,
+            "weight_decay": 0.1,
+            "torch_adam": True,
+            "amsgrad": True,
+        },
+    }
+
+
+def test_an_optimizer_without_betas_gets_none() -> None:
+    config = builders.deepspeed_config(
+        settings("optimizer.type=SGD", "optimizer.betas=null", "optimizer.eps=null"), world_size=1
+    )
+    params = config["optimizer"]["params"]
+    assert params.keys() == {"lr", "weight_decay"}
+
+
+def test_generators_are_seeded_by_seed_and_rank_together() -> None:
+    def drawn(seed: int, rank: int) -> tuple[Any, ...]:
+        builders.seed_generators(seed, rank)
+        return random.random(), numpy.random.random(), torch.rand(1).item()
+
+    assert drawn(1, 0) == drawn(1, 0)
+    draws = [drawn(seed, rank) for seed in range(3) for rank in range(3)]
+    for values in zip(*draws, strict=True):
+        assert len(set(values)) == len(draws)  # seed + rank would repeat: 0 + 1 = 1 + 0
