@@ -27,6 +27,27 @@ def _settled(checkpointer: Any) -> None:
     assert checkpointer._saver.settle(60)
 
 
+def all_of_them(root: str, small_disk: str) -> dict[str, Any]:
+    """Run every case below in one process tree, each in a directory of its own."""
+    results: dict[str, Any] = {"layout_of_a_rank": layout_of_a_rank()}
+    for case in (
+        continues_exactly,
+        saves_before_the_first_step,
+        staged_bytes_do_not_alias,
+        refuses_another_model,
+        walks_back,
+        chooses,
+        one_rank_cannot_stage,
+        writer_dies,
+        direct_use_is_refused,
+    ):
+        results[case.__name__] = case(os.path.join(root, case.__name__))
+    if small_disk:
+        filler = os.path.join(small_disk, "filler")
+        results["disk_full"] = disk_full(os.path.join(small_disk, "disk_full"), filler)
+    return results
+
+
 def continues_exactly(directory: str) -> dict[str, Any]:
     """Train 8 steps in one go, and 4 + 4 with a resume in between; return both records."""
     whole = toy.train(toy.make_engine(), 1, 8)

@@ -4,19 +4,38 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 from safetensors import safe_open
 
 from tests.distributed.ranks import run_ranks
 
 CASES = "tests.checkpoint.cases"
 
+Results = list[dict[str, Any]]
+"""By rank, and then by case."""
 
-def test_a_resumed_run_continues_bit_for_bit(tmp_path: Path) -> None:
-    for record in run_ranks(f"{CASES}:continues_exactly", 2, directory=str(tmp_path)):
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every case has a directory of its own."""
+    return tmp_path_factory.mktemp("cases")
+
+
+@pytest.fixture(scope="module")
+def results(root: Path, small_disk: Path | None) -> Results:
+    """What the cases returned: all of them ran in one process tree, which starts slowly."""
+    disk = "" if small_disk is None else str(small_disk)
+    return run_ranks(f"{CASES}:all_of_them", 2, root=str(root), small_disk=disk)
+
+
+def test_a_resumed_run_continues_bit_for_bit(results: Results, root: Path) -> None:
+    for result in results:
+        record = result["continues_exactly"]
         assert record["parts"] == record["whole"]
-    _is_intact(tmp_path)
-    _holds_named_slices(tmp_path / "global_step8")
+    _is_intact(root / "continues_exactly")
+    _holds_named_slices(root / "continues_exactly" / "global_step8")
 
 
 def test_a_checkpoint_of_three_ranks_with_empty_slices_resumes(tmp_path: Path) -> None:
@@ -24,35 +43,38 @@ def test_a_checkpoint_of_three_ranks_with_empty_slices_resumes(tmp_path: Path) -
         assert record["parts"] == record["whole"]
 
 
-def test_a_save_before_the_first_step_resumes(tmp_path: Path) -> None:
-    for record in run_ranks(f"{CASES}:saves_before_the_first_step", 2, directory=str(tmp_path)):
+def test_a_save_before_the_first_step_resumes(results: Results) -> None:
+    for result in results:
+        record = result["saves_before_the_first_step"]
         assert record["parts"] == record["whole"]
 
 
-def test_what_changes_after_save_returns_is_not_in_the_checkpoint(tmp_path: Path) -> None:
-    for state in run_ranks(f"{CASES}:staged_bytes_do_not_alias", 2, directory=str(tmp_path)):
+def test_what_changes_after_save_returns_is_not_in_the_checkpoint(results: Results) -> None:
+    for result in results:
+        state = result["staged_bytes_do_not_alias"]
         assert state["after"] == state["before"]
 
 
-def test_another_model_is_refused_on_all_ranks_and_nothing_is_moved(tmp_path: Path) -> None:
-    for error, *left in run_ranks(f"{CASES}:refuses_another_model", 2, directory=str(tmp_path)):
+def test_another_model_is_refused_on_all_ranks_and_nothing_is_moved(results: Results) -> None:
+    for result in results:
+        error, *left = result["refuses_another_model"]
         assert "first.weight" in error
         assert "in the checkpoint: shape [37, 13]" in error
         assert "in this run:       shape [38, 13]" in error
         assert left == [".attempts", "global_step1", "latest"]
 
 
-def test_a_damaged_shard_is_walked_back_from_by_all_ranks(tmp_path: Path) -> None:
-    for result in run_ranks(f"{CASES}:walks_back", 2, directory=str(tmp_path)):
-        outcomes = result["outcomes"]
+def test_a_damaged_shard_is_walked_back_from_by_all_ranks(results: Results) -> None:
+    for result in results:
+        outcomes = result["walks_back"]["outcomes"]
         assert outcomes["auto"] == "global_step2"
         for mode in ("global_step3", "must"):
             assert "rank_00001_of_00002.safetensors: its content has changed" in outcomes[mode]
-        assert result["events"] == ["damaged"]
+        assert result["walks_back"]["events"] == ["damaged"]
 
 
-def test_resume_modes(tmp_path: Path) -> None:
-    rank_0, rank_1 = run_ranks(f"{CASES}:chooses", 2, directory=str(tmp_path))
+def test_resume_modes(results: Results) -> None:
+    rank_0, rank_1 = (result["chooses"] for result in results)
     for steps in (rank_0, rank_1):
         assert [steps[m] for m in ("global_step2", "auto", "never", "stray")] == [2, 2, None, 3]
         assert "there is no intact checkpoint" in steps["must"]
@@ -62,49 +84,46 @@ def test_resume_modes(tmp_path: Path) -> None:
 
 
 def test_a_value_that_cannot_be_stored_on_one_rank_skips_the_save_everywhere(
-    tmp_path: Path,
+    results: Results,
 ) -> None:
-    for result in run_ranks(f"{CASES}:one_rank_cannot_stage", 2, directory=str(tmp_path)):
-        assert result["staged"] is False
-        (reason,) = result["reasons"]
+    for result in results:
+        assert result["one_rank_cannot_stage"]["staged"] is False
+        (reason,) = result["one_rank_cannot_stage"]["reasons"]
         assert "rank 1" in reason
         assert "client_state" in reason
         assert "callback" in reason
 
 
-def test_a_dead_writer_is_replaced_and_its_save_commits(tmp_path: Path) -> None:
-    for result in run_ranks(f"{CASES}:writer_dies", 2, directory=str(tmp_path)):
-        assert result == {"committed": True, "restarted": 1, "replaced": True}
-    _is_intact(tmp_path)
+def test_a_dead_writer_is_replaced_and_its_save_commits(results: Results, root: Path) -> None:
+    for result in results:
+        assert result["writer_dies"] == {"committed": True, "restarted": 1, "replaced": True}
+    _is_intact(root / "writer_dies")
 
 
 def test_a_full_disk_costs_that_save_only_and_stops_the_run_when_it_stays(
-    small_disk: Path,
+    results: Results, small_disk: Path | None
 ) -> None:
-    results = run_ranks(
-        f"{CASES}:disk_full",
-        2,
-        directory=str(small_disk / "checkpoints"),
-        filler=str(small_disk / "filler"),
-    )
+    if small_disk is None:
+        pytest.skip("mounting a tmpfs takes root")
+    cases = [result["disk_full"] for result in results]
+    for case in cases:
+        assert case["left"] == ["trash"]
+        assert case["tags"] == ["global_step1", "global_step3"]
+        assert "2 saves in a row have failed" in case["error"]
+        assert "No space left on device" in case["error"]
+    assert any("No space left" in reason for case in cases for reason in case["reasons"])
+    _is_intact(small_disk / "disk_full")
+
+
+def test_deepspeeds_own_save_and_a_save_before_resume_are_refused(results: Results) -> None:
     for result in results:
-        assert result["left"] == ["trash"]
-        assert result["tags"] == ["global_step1", "global_step3"]
-        assert "2 saves in a row have failed" in result["error"]
-        assert "No space left on device" in result["error"]
-    assert any("No space left" in reason for result in results for reason in result["reasons"])
-    _is_intact(small_disk / "checkpoints")
-
-
-def test_deepspeeds_own_save_and_a_save_before_resume_are_refused(tmp_path: Path) -> None:
-    for errors in run_ranks(f"{CASES}:direct_use_is_refused", 2, directory=str(tmp_path)):
-        direct, early = errors
+        direct, early = result["direct_use_is_refused"]
         assert "Use checkpointer.save" in direct
         assert "call resume() before" in early
 
 
-def test_the_layout_names_every_parameter_once() -> None:
-    first, last = run_ranks(f"{CASES}:layout_of_a_rank", 2)
+def test_the_layout_names_every_parameter_once(results: Results) -> None:
+    first, last = (result["layout_of_a_rank"] for result in results)
     assert first["parameters"] == last["parameters"]
     names = [name for name, *_ in first["parameters"]]
     assert names == [
