@@ -124,13 +124,14 @@ def test_death_after_the_start_is_requeued(submit: Submit, behaviour: str) -> No
     assert_ended(submit(behaviour, "0"), "COMPLETED", restarts=1, said="died (verdict")
 
 
-def test_cancelled_is_not_requeued(submit: Submit, tmp_path: Path) -> None:
-    job = submit("stop", "0")
+@pytest.mark.parametrize("behaviour", ["stop", "deaf"])
+def test_cancelled_is_not_requeued(submit: Submit, tmp_path: Path, behaviour: str) -> None:
+    """Neither after the ranks have saved, nor when they die before the batch shell is told."""
+    job = submit(behaviour, "0")
     wait_for_event(job, tmp_path, "0 started")
     job.cancel()
     assert job.wait_until_ended() == "CANCELLED"
     assert events(job, tmp_path)[-1] == "0 SIGTERM"
-    assert "saved, to be continued" in job.output
     assert "cancelled: not requeued" in job.output
     assert job.restarts == 0
 
