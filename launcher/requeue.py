@@ -96,7 +96,7 @@ class AttemptLog:
         self._attempt: int | None = None
         self._from_step: int | None = None
         self.step: int | None = None
-        """The newest finished step, once there is one."""
+        """The newest finished step, known from `start` on."""
 
     def bring_up(self) -> None:
         """Say that an attempt begins, before anything that could kill it."""
@@ -115,7 +115,7 @@ class AttemptLog:
 
     def start(self, attempt: int, from_step: int) -> None:
         """Say which attempt this is and where it goes on."""
-        self._attempt, self._from_step = attempt, from_step
+        self._attempt, self._from_step, self.step = attempt, from_step, from_step
         self._write("start", attempt=attempt, from_step=from_step)
 
     def end(self, exit_code: int, *, cause: str) -> None:
