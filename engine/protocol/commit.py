@@ -111,7 +111,7 @@ def publish(
 def set_aside(directory: CheckpointDirectory, manifest: Manifest) -> bool:
     """Move a committed tag, whole, to the strays. True if this call moved it."""
     os.makedirs(directory.strays, exist_ok=True)
-    target = os.path.join(directory.strays, f"{manifest.tag}.{manifest.save_id}")
+    target = directory.stray(manifest.tag, manifest.save_id)
     return files.rename_new(directory.tag(manifest.tag), target) is Renamed.DONE
 
 

@@ -51,6 +51,10 @@ class CheckpointDirectory:
         """Path of a committed tag."""
         return os.path.join(self.root, tag)
 
+    def stray(self, tag: str, save_id: str) -> str:
+        """Path of a committed tag that is off the line of history."""
+        return os.path.join(self.strays, f"{tag}.{save_id}")
+
     def attempt(self, number: int) -> "AttemptDirectory":
         """Paths of one attempt."""
         return AttemptDirectory(os.path.join(self.attempts, names.attempt_name(number)), number)

@@ -46,7 +46,10 @@ class TakenOver:
 
 
 def adopt(directory: CheckpointDirectory, me: int) -> list[TakenOver]:
-    """Commit every whole save of the closed attempts below `me`, and sweep what is not whole."""
+    """Commit every whole save of the closed attempts below `me`, and sweep what is not whole.
+
+    Also puts the stray in place that the newest of them was to continue from.
+    """
     results = []
     for number in attempt_numbers(directory):
         attempt = directory.attempt(number)
@@ -63,6 +66,9 @@ def adopt(directory: CheckpointDirectory, me: int) -> list[TakenOver]:
     for path in (directory.root, directory.attempts):
         files.remove_transient(path)
     acquire.remove_prepared(directory, me)
+    start = newest_start(directory, me)
+    if start is not None:
+        _put_back_resumed(directory, start)
     return results
 
 
@@ -161,24 +167,42 @@ def committed(directory: CheckpointDirectory) -> tuple[list[Manifest], list[Pass
     return sorted(manifests, key=lambda manifest: -manifest.step), passed_over
 
 
-def newest_history(directory: CheckpointDirectory, below: int) -> History | None:
-    """Return the history of the newest attempt under `below` that recorded one."""
+@dataclass(frozen=True)
+class Start:
+    """What an attempt descends from, as start.json holds it; `resumed_from` is a save id."""
+
+    line: History
+    resumed_from: str | None
+
+    def to_bytes(self) -> bytes:
+        """Return the document of start.json."""
+        document = {"history": history.to_json(self.line), "resumed_from": self.resumed_from}
+        return sealed.dumps(document)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, path: str) -> "Start":
+        """Read start.json. Raises engine.format.errors.FormatError when it is damaged."""
+        document: Any = sealed.loads(data, path)
+        return cls(history.from_json(document["history"]), document["resumed_from"])
+
+
+def newest_start(directory: CheckpointDirectory, below: int) -> Start | None:
+    """Return what the newest attempt under `below` recorded, of those that did."""
     for number in sorted(attempt_numbers(directory), reverse=True):
         attempt = directory.attempt(number)
         if number < below and START in files.fresh_listing(attempt.path):
             data = files.read_listed(attempt.start)
             if data is not None:
-                document: Any = sealed.loads(data, attempt.start)
-                return history.from_json(document["history"])
+                return Start.from_bytes(data, attempt.start)
     return None
 
 
 def candidates(directory: CheckpointDirectory, me: int) -> tuple[list[Manifest], list[PassedOver]]:
     """Return the tags on the run's newest history, newest step first, and what was passed over."""
     manifests, passed_over = committed(directory)
-    line = newest_history(directory, me)
-    if line is not None:
-        manifests = [m for m in manifests if history.covers(line, m.attempt, m.step)]
+    start = newest_start(directory, me)
+    if start is not None:
+        manifests = [m for m in manifests if history.covers(start.line, m.attempt, m.step)]
     return manifests, passed_over
 
 
@@ -192,15 +216,30 @@ def begin(
     """
     parent = () if resumed is None else tuple(history.Link(*link) for link in resumed.history)
     line = history.extend(parent, me, 0 if resumed is None else resumed.step)
-    document = {
-        "history": history.to_json(line),
-        "resumed_from": None if resumed is None else resumed.save_id,
-    }
-    files.write_durably(directory.attempt(me).start, sealed.dumps(document))
+    start = Start(line, None if resumed is None else resumed.save_id)
+    files.write_durably(directory.attempt(me).start, start.to_bytes())
     manifests, _ = committed(directory)
-    on_line = [m for m in manifests if history.covers(line, m.attempt, m.step)]
     off_line = [m for m in manifests if not history.covers(line, m.attempt, m.step)]
     strays = [manifest for manifest in off_line if commit.set_aside(directory, manifest)]
+    _put_back_resumed(directory, start)
+    on_line, _ = committed(directory)
     if on_line:
         commit.point_latest(directory, on_line[0].tag)
     return line, strays
+
+
+def _put_back_resumed(directory: CheckpointDirectory, start: Start) -> None:
+    """A stray that a run continues from is no stray any more.
+
+    Left there, the next resume=auto would find nothing on the line until the first commit.
+    """
+    if start.resumed_from is None:
+        return
+    tag = names.SaveId.parse(start.resumed_from).tag
+    stray = directory.stray(tag, start.resumed_from)
+    if os.path.basename(stray) not in files.fresh_listing(directory.strays):
+        return
+    for held in committed(directory)[0]:
+        if held.tag == tag and not history.covers(start.line, held.attempt, held.step):
+            commit.set_aside(directory, held)
+    files.rename_new(stray, directory.tag(tag))
