@@ -4,28 +4,47 @@ Owns config.yaml, attempts.jsonl, metrics.jsonl, events.jsonl and the place of t
 Nothing is ever written over: lines are appended, and the first attempt's configuration is kept.
 """
 
+import errno
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
+
+logger = logging.getLogger(__name__)
 
 
 class JsonLines:
     """An append-only file of one JSON object per line, each visible as soon as it is written.
 
-    Floats are written by `repr`, so that they can be compared bit by bit.
+    Floats are written by `repr`, so that they can be compared bit by bit. A record that cannot be
+    written (a full disk) is lost and counted, with one error in the log: records must not end a
+    run whose checkpoints can still be saved once there is room.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file: TextIO | None = None
+        self._descriptor: int | None = None
+        self._torn = False
+        self.lost = 0
 
     def append(self, record: Mapping[str, Any]) -> None:
-        if self._file is None:
-            self._file = self._open()
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        """Write one line. Never raises for the disk's sake."""
+        line = json.dumps(record) + "\n"
+        try:
+            if self._descriptor is None:
+                self._descriptor = self._open()
+            # A line that was cut short is ended first, so as not to spoil this one.
+            data = (("\n" if self._torn else "") + line).encode()
+            written = os.write(self._descriptor, data)
+            self._torn = written < len(data)
+            if self._torn:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self.lost += 1
+            if self.lost == 1:
+                logger.error("cannot write %s: %s; its records are lost", self._path, error)
 
     def read(self) -> list[dict[str, Any]]:
         """Return the whole records; a line that a killed attempt left unfinished is passed over."""
@@ -42,19 +61,17 @@ class JsonLines:
         return records
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
-    def _open(self) -> TextIO:
-        """Open for appending; end an unfinished last line first, so as not to spoil our own."""
+    def _open(self) -> int:
+        """Open for appending; find out whether the last line was left unfinished."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, "a+b") as file:
-            if file.tell() > 0:
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")
-        return open(self._path, "a", encoding="utf-8")
+        descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        size = os.fstat(descriptor).st_size
+        self._torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        return descriptor
 
 
 class RunDirectory:

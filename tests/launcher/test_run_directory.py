@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+
+import pytest
 
 from launcher.run_directory import JsonLines, RunDirectory
 
@@ -26,6 +29,28 @@ def test_a_torn_last_line_spoils_neither_the_next_nor_the_reading(tmp_path: Path
     lines.close()
     assert [record["step"] for record in lines.read()] == [1, 2]
     assert json.loads(path.read_text().splitlines()[-1]) == {"step": 2}
+
+
+def test_a_full_disk_loses_records_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = JsonLines(Path("/dev/full"))
+    for step in (1, 2):
+        full.append({"step": step})
+    full.close()
+    assert full.lost == 2
+    assert [record.message for record in caplog.records] == [
+        "cannot write /dev/full: [Errno 28] No space left on device; its records are lost"
+    ]
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    write = os.write
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:5]))
+        lines.append({"step": 1})  # the disk fills up in the middle of a line
+    lines.append({"step": 2})
+    lines.close()
+    assert lines.lost == 1
+    assert lines.read() == [{"step": 2}]
 
 
 def test_the_first_configuration_is_kept(tmp_path: Path) -> None:
