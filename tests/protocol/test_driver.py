@@ -1,0 +1,41 @@
+"""The protocol under kills: chains of attempts, with fixed seeds. See `tests.protocol.driver`."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.protocol.driver.chain import Chain
+from tests.protocol.driver.faults import Fault
+
+_KILLS = {fault.name for fault in Fault} - {Fault.ZOMBIE.name}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("attempts", "seed"), [(150, 20260131)])
+def test_killed_attempts_lose_and_mix_nothing(tmp_path: Path, attempts: int, seed: int) -> None:
+    figures = Chain(str(tmp_path), seed, zombies=False).run(attempts)
+    print(vars(figures))
+    assert set(figures.fired) == _KILLS, "every planned fault must have fired"
+    assert min(figures.fired.values()) > 0
+    assert figures.attempts == attempts
+    assert figures.saves_promised > attempts
+    assert figures.tags_verified > attempts / 2
+    assert figures.rollbacks > 0
+    assert figures.strays > 0
+    assert figures.writers_restarted > 0
+    assert figures.writers_left == 0
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("attempts", "seed"), [(40, 20260131)])
+def test_attempts_that_only_seemed_dead_change_nothing(
+    tmp_path: Path, attempts: int, seed: int
+) -> None:
+    figures = Chain(str(tmp_path), seed, zombies=True).run(attempts)
+    print(vars(figures))
+    assert figures.fired[Fault.ZOMBIE.name] > 0
+    assert figures.zombies_fenced > 0, "a woken trainer must have been told"
+    assert figures.refused > 0, "a start beside a woken trainer must have been refused"
+    assert figures.adopted["done"] > 0
+    assert figures.attempts == attempts
+    assert figures.writers_left == 0
