@@ -52,11 +52,6 @@ class Handover:
         """Numbers of the images that the writer has not persisted yet: they must not change."""
         return {save.image for save in self._unsettled.values() if save.holds_image}
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether every sealed save has committed, failed, or been abandoned."""
-        return not self._unsettled
-
     def hand_over(self, seal: Seal, image: int, descriptor: int) -> None:
         """Seal image number `image`, which `descriptor` leads to. With this it is fully staged."""
         self._unsettled[seal.save_id] = _Unsettled(seal, image, descriptor)
@@ -104,13 +99,16 @@ class Handover:
             self.take_in()
 
     def _restart_writer(self) -> None:
-        """Replace a dead writer and give it what is not settled; seals are idempotent."""
+        """Replace a dead writer and give the new one what is not settled.
+
+        Without the image where that was persisted: it may hold another save by now.
+        """
         logger.error("rank %d: the writer (process %s) has died", self._rank, self._link.pid)
         try:
             self._link.start()
             reason = f"the writer died {_MAX_WRITER_DEATHS} times over it"
-        except WriterStartError as error:
-            reason = str(error)
+        except (WriterStartError, OSError) as error:
+            reason = f"no writer could be started: {error}"
         handed_over = []
         for save_id, save in list(self._unsettled.items()):
             save.writer_deaths += 1

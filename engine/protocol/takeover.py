@@ -78,11 +78,12 @@ def _adopt_one(
     save = os.path.join(directory.attempt(number).closed, name)
     try:
         outcome = _publish_if_whole(directory, me, save)
-        reason = "" if outcome else "receipts are missing"
+        reason = outcome.value if outcome else "receipts are missing"
     except FormatError as error:
         outcome, reason = None, str(error)
-    if outcome is not None and outcome is not Published.TAKEN:
+    if outcome in (Published.DONE, Published.FENCED):
         return TakenOver(number, name, outcome.value, tag)
+    # A second copy of a committed save lies here where a writer was replaced: that goes, too.
     swept = _sweep(directory, me, number, save)
     return TakenOver(number, name, "swept" if swept else Published.GONE.value, tag, reason)
 

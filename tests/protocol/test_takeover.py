@@ -89,6 +89,26 @@ def test_a_lower_attempts_save_does_not_replace_a_higher_ones_tag(run: Run) -> N
     assert run.holder(10) == higher.save_id
 
 
+def test_a_second_copy_of_a_committed_save_is_swept(run: Run) -> None:
+    """A writer that was replaced between the commit and its report may have made it."""
+    run.attempt(0)
+    first = run.commit(0, 10)
+    copy = run.save(0, 10)
+    run.close(0)
+    assert _adopt(run, 1) == {copy.name: "swept"}
+    assert run.holder(10) == first.save_id
+    assert os.listdir(run.directory.attempt(0).closed) == ["trash"]
+
+
+def test_a_save_whose_shard_has_gone_is_swept(run: Run) -> None:
+    run.attempt(0)
+    save = run.save(0, 10)
+    os.unlink(os.path.join(save.path, names.shard_name(1, WORLD_SIZE)))
+    run.close(0)
+    assert _adopt(run, 1) == {save.name: "swept"}
+    assert run.tags() == []
+
+
 def test_saves_of_one_name_from_two_attempts_are_both_swept(run: Run) -> None:
     for number in (0, 1):
         run.attempt(number)
