@@ -1,53 +1,96 @@
-"""The processes of a run that a test has started with a mark in their environment."""
+"""The processes of a run, and the death of its trainers at the moment that matters.
+
+A run's processes are found by a mark in their environment, whoever started them.
+"""
 
 from __future__ import annotations
 
-import sys
+import os
+import select
+import signal
 from pathlib import Path
 
-from tests import daemons
+from tests import daemons, tiny_run
+from tests.slurm.cluster_job import wait_for
 
 MARK = "EVERSTEP_TEST_RUN"
 """Set this variable to the run's directory when starting it."""
 
-_LAUNCHER = (sys.executable, "-m", "launcher")
-
 
 def trainers(run: Path) -> list[int]:
     """Pids of the trainers: launchers whose parent is their keeper."""
-    children, _ = _ranks(run)
-    return children
+    return _ranks(run)[0]
 
 
 def keepers(run: Path) -> list[int]:
     """Pids of the keepers: launchers that are a trainer's parent."""
-    _, parents = _ranks(run)
-    return parents
+    return _ranks(run)[1]
 
 
 def writers(run: Path) -> list[int]:
     """Pids of the writers."""
-    commands = {pid: command(pid) for pid in daemons.marked(MARK, run)}
     wanted = "engine.checkpoint.writer"
-    return [pid for pid, words in commands.items() if any(wanted in word for word in words)]
+    marked = daemons.marked(MARK, run)
+    return [pid for pid in marked if any(wanted in word for word in _command(pid))]
 
 
-def command(pid: int) -> list[str]:
-    """Return a process's command line; [] if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-    except OSError:
-        return []
+def kill_trainers_once_staged(run: Path) -> int:
+    """Hold the writers, SIGKILL every trainer after a save, let the writers go on.
+
+    Held like that, a writer has not written a byte of the save when its trainer dies. Returns the
+    step of the save, which all ranks have fully staged: they took another step after it.
+    """
+    wait_for(lambda: tiny_run.steps_done(run) >= 1, 120, "trains")
+    victims, survivors = trainers(run), writers(run)
+    assert (len(victims), len(survivors)) == (2, 2)
+    for pid in survivors:
+        os.kill(pid, signal.SIGSTOP)
+    committed = len(tiny_run.events(run, "committed"))
+    staged = len(tiny_run.events(run, "staged"))
+    wait_for(lambda: len(tiny_run.events(run, "staged")) > staged, 60, "stages a save")
+    step: int = tiny_run.events(run, "staged")[-1]["step"]
+    wait_for(lambda: tiny_run.steps_done(run) > step, 60, "takes the next step")
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    assert not (run / "checkpoints" / f"global_step{step}").exists()
+    assert len(tiny_run.events(run, "committed")) <= committed + 1
+    _assert_live_on(survivors)
+    for pid in survivors:
+        os.kill(pid, signal.SIGCONT)
+    return step
+
+
+def _assert_live_on(pids: list[int]) -> None:
+    """See that none ends in a second: Slurm kills what a task leaves behind after 10 ms."""
+    poll = select.poll()
+    descriptors = [os.pidfd_open(pid) for pid in pids]
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    ended = poll.poll(1000)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    assert not ended, "a writer was killed with its task"
 
 
 def _ranks(run: Path) -> tuple[list[int], list[int]]:
-    """Pids of (trainers, keepers). A starter of ours is a launcher too, and a keeper's parent."""
-    marked = daemons.marked(MARK, run)
-    launchers = {pid for pid in marked if tuple(command(pid)[:3]) == _LAUNCHER}
+    """Pids of (trainers, keepers). Our own starter is a launcher, too: it has keepers below it."""
+    launchers = {pid for pid in daemons.marked(MARK, run) if _is_launcher(_command(pid))}
     parents = {pid: _parent(pid) for pid in launchers}
     has_child = set(parents.values())
     children = [pid for pid in launchers if pid not in has_child and parents[pid] in launchers]
     return children, sorted({parents[pid] for pid in children})
+
+
+def _is_launcher(words: list[str]) -> bool:
+    """Python running our module itself; a starter's own arguments may name it as well."""
+    return "python" in words[0] and "-m launcher" in " ".join(words[1:4])
+
+
+def _command(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return [""]
 
 
 def _parent(pid: int) -> int:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import select
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests import daemons, tiny_run
+from tests import tiny_run
+from tests.run_processes import MARK, kill_trainers_once_staged
 from tests.slurm.cluster import SlurmCluster
-from tests.slurm.cluster_job import wait_for
 
 SCRIPT = tiny_run.REPOSITORY / "slurm" / "train.sbatch"
-MARK = "EVERSTEP_TEST_RUN"
 LAUNCHER = (sys.executable, "-m", "launcher")
 # Its first process ends like a container's, and the kernel kills what is left in it.
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -104,7 +101,7 @@ def test_a_staged_save_is_committed_after_every_trainer_was_killed(
         stderr=subprocess.STDOUT,
         text=True,
     ) as srun:
-        kept = _kill_trainers_once_staged(run)
+        kept = kill_trainers_once_staged(run)
         output, _ = srun.communicate(timeout=60)
     assert srun.returncode != 0
     assert (run / "checkpoints" / f"global_step{kept}" / "manifest.json").exists(), output
@@ -117,63 +114,3 @@ def test_a_staged_save_is_committed_after_every_trainer_was_killed(
     )
     assert [event["step"] for event in tiny_run.events(run, "resumed")] == [kept]
     assert tiny_run.losses(run) == tiny_run.reference_losses()
-
-
-def _kill_trainers_once_staged(run: Path) -> int:
-    """Hold the writers, kill the trainers after a save, let the writers go on.
-
-    Held like that, a writer has not written a byte of the save when its trainer dies. Returns the
-    step of the save, which all ranks have fully staged: they took another step after it.
-    """
-    wait_for(lambda: tiny_run.steps_done(run) >= 1, 120, "trains")
-    trainers, writers = _trainers_and_writers(run)
-    assert (len(trainers), len(writers)) == (2, 2)
-    committed = len(tiny_run.events(run, "committed"))
-    for pid in writers:
-        os.kill(pid, signal.SIGSTOP)
-    staged = len(tiny_run.events(run, "staged"))
-    wait_for(lambda: len(tiny_run.events(run, "staged")) > staged, 60, "stages a save")
-    step: int = tiny_run.events(run, "staged")[-1]["step"]
-    wait_for(lambda: tiny_run.steps_done(run) > step, 60, "takes the next step")
-    for pid in trainers:
-        os.kill(pid, signal.SIGKILL)
-    assert not (run / "checkpoints" / f"global_step{step}").exists()
-    assert len(tiny_run.events(run, "committed")) == committed
-    _assert_live_on(writers)
-    for pid in writers:
-        os.kill(pid, signal.SIGCONT)
-    return step
-
-
-def _assert_live_on(pids: list[int]) -> None:
-    """See that none ends in a second: Slurm kills what a task leaves behind after 10 ms."""
-    poll = select.poll()
-    descriptors = [os.pidfd_open(pid) for pid in pids]
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    ended = poll.poll(1000)
-    for descriptor in descriptors:
-        os.close(descriptor)
-    assert not ended, "a writer was killed with its task"
-
-
-def _trainers_and_writers(run: Path) -> tuple[list[int], list[int]]:
-    """A trainer is a launcher whose parent is one, too: that is its keeper."""
-    commands = {pid: _command(pid) for pid in daemons.marked(MARK, run)}
-    launchers = {pid for pid, words in commands.items() if tuple(words[:3]) == LAUNCHER}
-    trainers = [pid for pid in launchers if _parent(pid) in launchers]
-    writers = [
-        pid
-        for pid, words in commands.items()
-        if any("engine.checkpoint.writer" in w for w in words)
-    ]
-    return trainers, writers
-
-
-def _command(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-
-
-def _parent(pid: int) -> int:
-    # The fields after the command's name, which is in parentheses and may hold anything.
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
