@@ -102,6 +102,20 @@ def test_a_run_leaves_the_records_that_it_promises(reference: Path) -> None:
         assert "staged" in log.read_text()
 
 
+def test_the_command_line_sets_the_cadence_and_what_is_kept(
+    reference: Path, tmp_path: Path
+) -> None:
+    code, said = run(tmp_path, "checkpoint.every_steps=3", "checkpoint.keep_last=4")
+    assert code == 0, said
+    events = records(tmp_path, "events.jsonl")
+    committed = [event["step"] for event in events if event["event"] == "committed"]
+    assert committed == [3, 6, 9, 12, 15, 18, 20]
+    tags = {path.name for path in (tmp_path / "checkpoints").glob("global_step*")}
+    assert tags == {f"global_step{step}" for step in committed[-4:]}
+    assert (tmp_path / "checkpoints" / "latest").read_text() == "global_step20\n"
+    assert bits(tmp_path) == bits(reference), "saving must not change what is computed"
+
+
 def test_a_complete_run_says_so_and_writes_nothing_over(reference: Path) -> None:
     before = (reference / "metrics.jsonl").read_bytes()
     code, said = run(reference)
