@@ -63,7 +63,8 @@ def adopt(directory: CheckpointDirectory, me: int) -> list[TakenOver]:
         _clear_trash(directory, me, number, trash)
         for path in (attempt.path, attempt.closed, trash):
             files.remove_transient(path)
-    for path in (directory.root, directory.attempts):
+    tags = [n for n in files.fresh_listing(directory.root) if names.step_of(n) is not None]
+    for path in (directory.root, directory.attempts, *map(directory.tag, tags)):
         files.remove_transient(path)
     acquire.remove_prepared(directory, me)
     start = newest_start(directory, me)

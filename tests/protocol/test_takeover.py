@@ -180,9 +180,10 @@ def test_a_put_back_tag_does_not_replace_another(run: Run) -> None:
 
 def test_parts_and_pokes_of_killed_processes_are_swept(run: Run) -> None:
     run.attempt(0)
+    run.commit(0, 10)
     attempt = run.directory.attempt(0)
     places = [run.directory.root, run.directory.attempts, attempt.path, attempt.open]
-    for place in (*places, attempt.trash):
+    for place in (*places, attempt.trash, run.directory.tag("global_step10")):
         for name in (".part.1.dead", ".poke.1.dead"):
             Path(place, name).touch()
     os.makedirs(os.path.join(run.directory.attempts, ".new.0001.dead.1", "open", "trash"))
