@@ -21,6 +21,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
+from engine.checkpoint import priority
 from engine.checkpoint.beat import BeatThread
 from engine.checkpoint.committer import Committer
 from engine.checkpoint.persist import RateLimit, persist
@@ -33,7 +34,6 @@ from engine.protocol.layout import CheckpointDirectory
 
 _IGNORED = ("SIGHUP", "SIGINT", "SIGTERM", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _IDLE_SECONDS = 5.0
-_NICENESS = 10
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ def main(descriptor: int) -> None:
     os.chdir("/")
     _redirect(config.log)
     try:
-        os.nice(_NICENESS)
+        priority.lower(_log)
         Writer(config, TrainerLink(connection, descriptors[0])).run()
     except BaseException:
         _log(traceback.format_exc())
