@@ -12,6 +12,8 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
+from engine.protocol.acquire import RunHeldError, refuse_if_held
+from engine.protocol.layout import CheckpointDirectory
 from launcher import explain, overrides, packages, requeue
 from launcher.config import Settings, missing_data_files, settings_from
 from launcher.errors import ConfigError
@@ -76,7 +78,8 @@ def _start(
         packages.check_directory(Path.cwd())
         if missing := missing_data_files(composed):
             raise ConfigError("\n".join(missing))
-    except ConfigError as wrong:
+        refuse_if_held(CheckpointDirectory(composed.checkpoint.dir))
+    except (ConfigError, RunHeldError) as wrong:
         print(f"everstep: {wrong}", file=sys.stderr)
         requeue.write_status(environ, str(requeue.BAD_CONFIG))
         return requeue.BAD_CONFIG

@@ -11,12 +11,12 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from engine.protocol import files
 from engine.protocol.files import Renamed
 from engine.protocol.layout import OPEN, OWNER, TRASH, CheckpointDirectory
-from engine.protocol.owner import DRAINING, Beat, Owner, start_ticks
+from engine.protocol.owner import DRAINING, Beat, Owner, Place, start_ticks
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +24,7 @@ _PREPARED = ".new."
 _MINIMUM_LISTINGS = 9
 _WAIT_SECONDS = 0.05
 _WAIT_MAXIMUM_SECONDS = 1.0
+_SAY_AFTER_SECONDS = 2.0
 
 
 class RunHeldError(Exception):
@@ -71,6 +72,22 @@ def acquire(
             return taken
 
 
+def refuse_if_held(directory: CheckpointDirectory) -> None:
+    """Raise RunHeldError if a process of this very host visibly holds the directory.
+
+    Looks only, and promises nothing: `acquire` decides. It spares a second start the minutes that
+    building a model can take.
+    """
+    if not os.path.isdir(directory.attempts):
+        return
+    numbers = [int(name) for name in files.listing(directory.attempts) if name.isdigit()]
+    attempt = directory.attempt(max(numbers, default=0))
+    listed = files.listing(attempt.path)
+    data = files.read_listed(attempt.owner) if {OPEN, OWNER} <= set(listed) else None
+    if data is not None:
+        _refuse_live_trainer(Owner.from_bytes(data, attempt.owner), Place.here())
+
+
 def attempt_numbers(directory: CheckpointDirectory) -> list[int]:
     """List the attempts of a directory, oldest first."""
     return [int(name) for name in files.fresh_listing(directory.attempts) if name.isdigit()]
@@ -116,6 +133,7 @@ def _end(
     """Return once attempt `number` is closed, by itself or by this process."""
     attempt = directory.attempt(number)
     watch = _Watch(lease, clock)
+    started, said = clock(), False
     pause = _WAIT_SECONDS
     while True:
         listed = files.fresh_listing(attempt.path)
@@ -127,9 +145,10 @@ def _end(
             logger.info("closing attempt %d: its processes are gone", number)
             if files.rename_new(attempt.open, attempt.closed) is not Renamed.GONE:
                 return
-        if not watch.said:
-            logger.info("waiting for attempt %d: its writer may still be finishing", number)
-            watch.said = True
+        if not said and clock() - started > _SAY_AFTER_SECONDS:
+            where = "an unknown host" if owner is None else owner.place.host
+            logger.warning("waiting for attempt %d on %s to end", number, where)
+            said = True
         sleep(pause)
         pause = min(pause * 1.5, _WAIT_MAXIMUM_SECONDS, lease.seconds / _MINIMUM_LISTINGS)
 
@@ -144,7 +163,6 @@ class _Watch:
     since: float = 0.0
     listings: int = 0
     changes: int = 0
-    said: bool = field(default=False)
 
     def is_silent(self, names: list[str]) -> bool:
         """Take in a fresh listing; tell whether nothing has changed for the lease."""
@@ -161,8 +179,7 @@ def _is_over(owner: Owner, me: Owner, beat: Beat | None, listed: list[str], watc
     if owner.is_requeued_as(me):
         return True
     if owner.place == me.place:
-        if start_ticks(owner.pid) == owner.start_ticks:
-            raise RunHeldError(_held(owner, f"process {owner.pid} is running"))
+        _refuse_live_trainer(owner, me.place)
         writer_is_alive = beat is not None and start_ticks(beat.pid) == beat.start_ticks
         # A writer that is there but silent for a lease is stopped or stuck: fence it.
         return not writer_is_alive or watch.is_silent(listed)
@@ -170,6 +187,11 @@ def _is_over(owner: Owner, me: Owner, beat: Beat | None, listed: list[str], watc
     if watch.changes and beat is not None and beat.state != DRAINING:
         raise RunHeldError(_held(owner, f"its writer (process {beat.pid}) goes on beating"))
     return silent
+
+
+def _refuse_live_trainer(owner: Owner, here: Place) -> None:
+    if owner.place == here and start_ticks(owner.pid) == owner.start_ticks:
+        raise RunHeldError(_held(owner, f"process {owner.pid} is running"))
 
 
 def _held(owner: Owner, sign: str) -> str:

@@ -20,6 +20,7 @@ from engine.protocol.acquire import (
     UnsuitableDirectoryError,
     acquire,
     attempt_numbers,
+    refuse_if_held,
 )
 from engine.protocol.owner import DRAINING, RUNNING, Beat, Owner, Place, start_ticks
 from tests.protocol.saves import ELSEWHERE, Run
@@ -273,3 +274,17 @@ def test_of_two_starts_in_a_race_exactly_one_takes_each_number(run: Run) -> None
         path = run.directory.attempt(number).owner
         assert Owner.from_bytes(Path(path).read_bytes(), path).nonce == nonce
     assert len(os.listdir(run.directory.attempts)) == 2 * _RACES, "nothing prepared is left"
+
+
+def test_a_second_start_is_refused_early_only_beside_a_live_trainer_of_this_host(
+    run: Run,
+) -> None:
+    refuse_if_held(run.directory)
+    _take(run, _dead(), Clock())
+    refuse_if_held(run.directory)
+    _take(run, _me(), Clock())
+    with pytest.raises(RunHeldError, match=f"process {os.getpid()} is running"):
+        refuse_if_held(run.directory)
+    attempt = run.directory.attempt(1)
+    files.rename_new(attempt.open, attempt.closed)
+    refuse_if_held(run.directory)
