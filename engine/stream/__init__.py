@@ -1,7 +1,7 @@
 """Data in exact order: permutation, mixture, token files, loader, fingerprint.
 
-The samples of a run are one endless sequence, and a sample's place in it is a pure function of its
-global index. To resume, build the same `Stream` and a `StreamLoader` at the sample offset.
+The samples of a run are one sequence, and a sample's place in it is a pure function of its
+offset. To resume, build the same `Stream` and a `StreamLoader` at the sample offset.
 
 Importing this package imports neither torch nor a data set; the names below do when first used.
 """
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from engine.stream.corpus import DocumentationText, LibrarySources
     from engine.stream.errors import FingerprintMismatch, StreamError, WorkerDied
     from engine.stream.loader import StreamLoader
-    from engine.stream.stream import Component, Place, Stream
+    from engine.stream.order import Order, Place
+    from engine.stream.schedule import Stage
+    from engine.stream.stream import Component, Stream
     from engine.stream.tokens import TokenFile, TokenWindows
 
 __all__ = [
@@ -23,7 +25,9 @@ __all__ = [
     "DocumentationText",
     "FingerprintMismatch",
     "LibrarySources",
+    "Order",
     "Place",
+    "Stage",
     "Stream",
     "StreamError",
     "StreamLoader",
@@ -37,7 +41,9 @@ _HOMES = {
     "DocumentationText": "corpus",
     "FingerprintMismatch": "errors",
     "LibrarySources": "corpus",
-    "Place": "stream",
+    "Order": "order",
+    "Place": "order",
+    "Stage": "schedule",
     "Stream": "stream",
     "StreamError": "errors",
     "StreamLoader": "loader",

@@ -1,8 +1,11 @@
 """A data set's identity, and the error when it is not the one of the checkpoint.
 
 A fingerprint is JSON. It holds what decides which sample stands where (order version, seed, each
-component's share and length) and what the samples are (each data set's own account of itself, or
-a digest of some of its samples).
+component's length, shares and skips: `Order.to_json`) and what the samples are (each data set's own
+account of itself, or a digest of some of its samples).
+
+A run that goes on at an offset may change what lies ahead of it: nothing that was used depends on
+it. What lies behind it must be the same.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import numpy as np
 import xxhash
 
 from engine.stream.errors import FingerprintMismatch, StreamError
+from engine.stream.skips import Skips
 
 SAMPLES_DIGESTED = 16
 
@@ -117,12 +121,46 @@ def _is_tensor(value: object) -> bool:
     )
 
 
-def compare(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Do nothing if both fingerprints are equal.
+def compare(
+    stored: Mapping[str, Any], current: Mapping[str, Any], sample_offset: int | None = None
+) -> None:
+    """Do nothing if a stream of the fingerprint `current` continues one of `stored`.
+
+    Args:
+        stored, current: fingerprints of streams.
+        sample_offset: where to go on. What decides only the order behind it may differ: weights,
+            limits and skips there, and components that no sample before it is from. None wants
+            both to be equal.
 
     Raises:
-        FingerprintMismatch: they are not; the message lists every difference.
+        FingerprintMismatch: they differ in more than that; the message lists every difference.
     """
+    ahead = []
+    if sample_offset is not None and "segments" in stored:
+        frontier = Skips(stored["skip"]).frontier(sample_offset)
+        stored, current = _before(frontier, stored, current)
+        ahead = [
+            f"  Stages, limits and skips may only change from global index {frontier} on: the run "
+            "has used what is before it."
+        ]
+    lines = differences(stored, current)
+    if lines:
+        raise FingerprintMismatch(
+            "\n".join(
+                [
+                    "the data differ from those the checkpoint was trained on:",
+                    *lines,
+                    *ahead,
+                    "  To go back: restore the data and settings above.",
+                    "  To go on with the data of now, from the checkpoint's sample offset: set "
+                    "data.accept_changed=true.",
+                ]
+            )
+        )
+
+
+def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two mappings of JSON, three lines each: path, stored, now."""
     then, now = dict(_leaves("", stored)), dict(_leaves("", current))
     lines = []
     for path in [*then, *(path for path in now if path not in then)]:
@@ -132,18 +170,31 @@ def compare(stored: Mapping[str, Any], current: Mapping[str, Any]) -> None:
                 f"    in the checkpoint: {then.get(path, _ABSENT)}",
                 f"    now:               {now.get(path, _ABSENT)}",
             ]
-    if lines:
-        raise FingerprintMismatch(
-            "\n".join(
-                [
-                    "the data differ from those the checkpoint was trained on:",
-                    *lines,
-                    "  To go back: restore the data and settings above.",
-                    "  To go on with the data of now, from the checkpoint's sample offset: set "
-                    "data.accept_changed=true.",
-                ]
-            )
+    return lines
+
+
+def _before(frontier: int, *fingerprints: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Leave out of two fingerprints what decides only the order from global index `frontier` on."""
+    parts = []
+    used: set[str] = set()
+    for one in fingerprints:
+        segments = [part for part in one["segments"] if part["from_sample"] < frontier]
+        ended = one["end"] is not None and one["end"] < frontier
+        used.update(name for part in segments for name in part["slots"])
+        parts.append(
+            {
+                **one,
+                "segments": segments,
+                "end": one["end"] if ended else None,
+                "skip": Skips(one["skip"]).before(frontier),
+            }
         )
+    in_both = set(fingerprints[0]["components"]) & set(fingerprints[1]["components"])
+    for part in parts:
+        part["components"] = {
+            name: of for name, of in part["components"].items() if name in used | in_both
+        }
+    return parts
 
 
 def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:

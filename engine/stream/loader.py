@@ -1,12 +1,12 @@
-"""Micro batches of a stream for one data-parallel rank, for ever.
+"""Micro batches of a stream for one data-parallel rank.
 
-It owns the cut of the global sequence: rank ``r`` of ``M``, micro step ``m`` takes the global
-indices ``offset + (m M + r) b + [0, b)``. Ranks, workers, prefetching and pinning decide who reads
-a sample and when, never which one comes next: none of them is part of a checkpoint, and what was
+It reads what `Cut` gives the rank. Ranks, workers, prefetching and pinning decide who reads a
+sample and when, never which one comes next: none of them is part of a checkpoint, and what was
 prefetched but not used is simply read again.
 
-A loader starts at its offset once and has no state to load: to resume, make another. It refuses a
-global batch that its ranks cannot share evenly. It leaves the trainer's generators alone.
+To resume, make a loader at the sample offset; or, in a training loop that keeps its loaders' state,
+use `state_dict` and `load_state_dict` as with torchdata's StatefulDataLoader. It refuses a global
+batch that its ranks cannot share evenly. It leaves the trainer's generators alone.
 
 Who runs what: the trainer's main thread makes, reads and closes it; torch's worker processes (or
 the trainer itself, without workers) read the samples.
@@ -14,11 +14,12 @@ the trainer itself, without workers) read the samples.
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -26,6 +27,7 @@ import torch
 import torch.utils.data
 
 from engine.stream import workers as worker_processes
+from engine.stream.cut import Cut, require
 from engine.stream.errors import StreamError, WorkerDied
 from engine.stream.randomness import generators_kept
 from engine.stream.stream import Stream
@@ -33,18 +35,22 @@ from engine.stream.stream import Stream
 CLOSE_GRACE_SECONDS = 2.0
 """How long a worker that is busy with a sample may go on with it when the loader is closed."""
 
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: "; out of memory? lower data.workers",
+    signal.SIGBUS: "; was a file of the data set cut short while it was in use?",
+}
+
 
 class StreamLoader(Iterator[Any]):
-    """An endless iterator of collated micro batches.
+    """An iterator of collated micro batches, without end unless the stream has one.
 
-    Reading blocks until the batch is there. Workers start with the first read.
+    Reading blocks until the batch is there. Workers start with the first read. At a stream's end,
+    samples that do not fill a global batch are left out, on all ranks alike.
 
     Args:
         stream: what to read.
-        micro_batch_size: samples per rank and micro step (``b``).
-        dp_rank, dp_world_size: this rank's place among the data-parallel ranks (``r``, ``M``).
-        sample_offset: the first global index of the first global batch; any number from 0 on.
-        global_batch_size: samples per step of all ranks, a multiple of ``b M``.
+        micro_batch_size, dp_rank, dp_world_size, global_batch_size: see `Cut`.
+        sample_offset: where the first global batch begins; any number from 0 on.
         workers: processes that read; 0 reads in the calling thread.
         prefetch_batches: micro batches that each worker prepares ahead.
         pin_memory: copy batches to page-locked memory; needs an accelerator.
@@ -66,33 +72,17 @@ class StreamLoader(Iterator[Any]):
         prefetch_batches: int = 2,
         pin_memory: bool = False,
     ) -> None:
-        _require("batch.micro_size", micro_batch_size, at_least=1)
-        _require("dp_world_size", dp_world_size, at_least=1)
-        _require("dp_rank", dp_rank, at_least=0)
-        _require("sample offset", sample_offset, at_least=0)
-        _require("batch.global_size", global_batch_size, at_least=1)
-        _require("data.workers", workers, at_least=0)
-        _require("data.prefetch_batches", prefetch_batches, at_least=1)
-        if dp_rank >= dp_world_size:
-            raise StreamError(
-                f"dp_rank is {dp_rank}, wanted less than dp_world_size {dp_world_size}"
-            )
-        per_micro_step = micro_batch_size * dp_world_size
-        if global_batch_size % per_micro_step:
-            raise StreamError(
-                f"batch.global_size is {global_batch_size}, wanted a multiple of batch.micro_size "
-                f"x ranks = {micro_batch_size} x {dp_world_size} = {per_micro_step}"
-            )
+        self._cut = Cut(micro_batch_size, dp_rank, dp_world_size, global_batch_size)
+        require("sample offset", sample_offset, at_least=0)
+        require("data.workers", workers, at_least=0)
+        require("data.prefetch_batches", prefetch_batches, at_least=1)
         self._stream = stream
+        self._sample_offset = sample_offset
         self._log = worker_processes.WorkerLog(workers)
         trainer_pid = os.getpid()
-        self._loader = torch.utils.data.DataLoader(
+        self._make_loader = partial(
+            torch.utils.data.DataLoader,
             _Reader(stream, self._log),
-            sampler=_micro_batches(
-                first=sample_offset + dp_rank * micro_batch_size,
-                size=micro_batch_size,
-                stride=per_micro_step,
-            ),
             batch_size=None,  # the sampler gives whole micro batches, and the reader collates
             collate_fn=_as_it_is,
             num_workers=workers,
@@ -101,9 +91,8 @@ class StreamLoader(Iterator[Any]):
             # fork: the data set need not be picklable, and its memory is shared.
             multiprocessing_context="fork" if workers else None,
             worker_init_fn=lambda _: worker_processes.settle(trainer_pid),
-            # Its own, or torch would draw the workers' seeds from the trainer's.
-            generator=torch.Generator(),
         )
+        self._workers = workers
         self._iterator: Any = None
         self._processes: list[BaseProcess] = []
         self._forget_exit: Callable[[], None] | None = None
@@ -115,18 +104,22 @@ class StreamLoader(Iterator[Any]):
         An error closes the loader: going on would leave out the samples that failed.
 
         Raises:
+            StopIteration: the stream has ended.
             StreamError: a sample could not be read (the message names it), or the loader is closed.
             WorkerDied: a worker process ended; names the sample it was reading.
         """
-        if self._closed:
-            raise StreamError(
-                "the loader is closed; make another one at the sample offset to go on from"
-            )
+        self._require_open()
         try:
             if self._iterator is None:
                 self._start()
-            return next(self._iterator)
+            batch = next(self._iterator)
+        except StopIteration:
+            raise
         except Exception as error:
+            if isinstance(error, (ConnectionError, EOFError)):
+                # The worker at the other end is going: the kernel closes its pipes before it can
+                # be waited for.
+                wait([process.sentinel for process in self._processes], CLOSE_GRACE_SECONDS)
             dead = [
                 self._obituary(number, process)
                 for number, process in enumerate(self._processes)
@@ -136,10 +129,57 @@ class StreamLoader(Iterator[Any]):
             if dead and not isinstance(error, StreamError):
                 raise WorkerDied("\n".join(dead)) from error
             raise
+        self._sample_offset += self._cut.per_micro_step
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where to go on, and the data's identity, as JSON.
+
+        Every rank's is the same, and any number of ranks may load it. Take it when every rank has
+        read the same number of micro batches, and the last of a global batch where the stream ends:
+        loading begins a global batch.
+        """
+        return {"sample_offset": self._sample_offset, "fingerprint": self._stream.fingerprint()}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, accept_changed: bool = False) -> None:
+        """Go on where `state` says. Batches that were prefetched are thrown away.
+
+        May come before or after the first read: the loader is its own iterator, so one that was
+        asked for earlier goes on there as well.
+
+        Args:
+            state: what `state_dict` returned, of any loader of this stream.
+            accept_changed: go on at the same offset although the data are not those of `state`.
+
+        Raises:
+            FingerprintMismatch: `state` is of other data.
+            StreamError: it is no such state, or the loader is closed.
+        """
+        self._require_open()
+        if not {"sample_offset", "fingerprint"} <= set(state):
+            raise StreamError(
+                "the state is not that of a StreamLoader: wanted sample_offset and fingerprint, "
+                f"found {', '.join(map(repr, state)) or 'nothing'}"
+            )
+        offset = state["sample_offset"]
+        require("sample offset", offset, at_least=0)
+        if not accept_changed:
+            self._stream.compare(state["fingerprint"], offset)
+        self._stop()
+        self._sample_offset = offset
 
     def close(self) -> None:
         """End the workers. Blocks until they are gone; may be called again."""
         self._closed = True
+        self._stop()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise StreamError(
+                "the loader is closed; make another one at the sample offset to go on from"
+            )
+
+    def _stop(self) -> None:
         iterator, self._iterator = self._iterator, None
         processes, self._processes = self._processes, []
         if processes:
@@ -156,8 +196,13 @@ class StreamLoader(Iterator[Any]):
             self._forget_exit = None
 
     def _start(self) -> None:
-        if self._loader.num_workers == 0:
-            self._iterator = iter(self._loader)
+        loader = self._make_loader(
+            sampler=self._cut.micro_batches(self._sample_offset, self._stream.length),
+            # Its own, or torch would draw the workers' seeds from the trainer's.
+            generator=torch.Generator(),
+        )
+        if not self._workers:
+            self._iterator = iter(loader)
             return
         if threading.current_thread() is not threading.main_thread():
             raise StreamError(
@@ -165,57 +210,47 @@ class StreamLoader(Iterator[Any]):
                 "any other; set data.workers=0, or read it there"
             )
         with worker_processes.sheltered_start():
-            self._iterator = iter(self._loader)
+            self._iterator = iter(loader)
         self._processes = list(self._iterator._workers)
         self._forget_exit = worker_processes.end_at_exit(self._processes)
 
     def _obituary(self, number: int, process: BaseProcess) -> str:
         code = process.exitcode or 0
         cause = f"died of {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        index = self._log.reading(number)
+        offset = self._log.reading(number)
         doing = (
             "between samples"
-            if index is None
-            else f"while reading {self._stream.place(index)} (global index {index})"
+            if offset is None
+            else f"while reading {self._stream.describe(offset)}"
         )
-        hint = "; out of memory? lower data.workers" if code == -signal.SIGKILL else ""
+        hint = _HINTS.get(-code, "")
         return f"data worker {number} (pid {process.pid}) {cause} {doing}{hint}"
 
 
 class _Reader:
-    """A map-style data set of micro batches: range of global indices -> collated samples."""
+    """A map-style data set of micro batches: range of sample offsets -> collated samples."""
 
     def __init__(self, stream: Stream, log: worker_processes.WorkerLog) -> None:
         self._stream = stream
         self._log = log
 
-    def __getitem__(self, global_indices: range) -> Any:
+    def __getitem__(self, sample_offsets: range) -> Any:
         info = torch.utils.data.get_worker_info()
         worker = 0 if info is None else info.id
         samples = []
         with generators_kept():
-            for global_index in global_indices:
-                self._log.begin(worker, global_index)
-                samples.append(self._stream.sample(global_index))
+            for sample_offset in sample_offsets:
+                self._log.begin(worker, sample_offset)
+                samples.append(self._stream.sample(sample_offset))
         self._log.end(worker)
         try:
             return torch.utils.data.default_collate(samples)
         except Exception as error:
-            places = "\n".join(f"  {self._stream.place(index)}" for index in global_indices)
+            places = "\n".join(f"  {self._stream.describe(offset)}" for offset in sample_offsets)
             raise StreamError(
                 f"the samples of one micro batch cannot be stacked: {error}\n{places}"
             ) from error
 
 
-def _micro_batches(*, first: int, size: int, stride: int) -> Iterator[range]:
-    for begin in itertools.count(first, stride):
-        yield range(begin, begin + size)
-
-
 def _as_it_is(batch: Any) -> Any:
     return batch
-
-
-def _require(name: str, value: int, *, at_least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise StreamError(f"{name} is {value!r}, wanted a whole number of {at_least} or more")

@@ -23,8 +23,15 @@ from engine.stream.errors import StreamError
 PERIOD = 4096
 
 
-def quantise(weights: Mapping[str, float], period: int = PERIOD) -> dict[str, int]:
+def quantise(
+    weights: Mapping[str, float], period: int = PERIOD, *, where: str = "data.components"
+) -> dict[str, int]:
     """Share the slots of a period out by weight, with the largest remainders rounded up.
+
+    Args:
+        weights: by component's name.
+        period: slots in all.
+        where: the setting that holds the weights, for errors.
 
     Raises:
         StreamError: a weight is negative or not finite, none is positive, or a positive one is so
@@ -32,12 +39,14 @@ def quantise(weights: Mapping[str, float], period: int = PERIOD) -> dict[str, in
     """
     for name, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
-            raise StreamError(f"component {name!r}: weight is {weight!r}, wanted a number")
+            raise StreamError(f"{where}: component {name!r}: weight is {weight!r}, wanted a number")
         if not math.isfinite(weight) or weight < 0:
-            raise StreamError(f"component {name!r}: weight is {weight!r}, wanted 0 or more")
+            raise StreamError(
+                f"{where}: component {name!r}: weight is {weight!r}, wanted 0 or more"
+            )
     total = sum(map(Fraction, weights.values()), Fraction(0))
     if total == 0:
-        raise StreamError(f"no component has a positive weight: {dict(weights)}")
+        raise StreamError(f"{where}: no component has a positive weight: {dict(weights)}")
     ideal = {name: Fraction(weight) * period / total for name, weight in weights.items()}
     slots = {name: math.floor(share) for name, share in ideal.items()}
     by_remainder = sorted(ideal, key=lambda name: slots[name] - ideal[name])
@@ -46,9 +55,10 @@ def quantise(weights: Mapping[str, float], period: int = PERIOD) -> dict[str, in
     for name, weight in weights.items():
         if weight > 0 and slots[name] == 0:
             raise StreamError(
-                f"component {name!r}: weight {weight!r} is a share of {float(ideal[name]):.3g} of "
-                f"{period} slots and would never be drawn; wanted at least 1 slot. Raise it to "
-                f"{float(total / period):.3g} or more, or set it to 0"
+                f"{where}: component {name!r}: weight {weight!r} is a share of "
+                f"{float(ideal[name]):.3g} of {period} slots and would never be drawn; "
+                f"wanted at least 1 slot. Raise it to {float(total / period):.3g} or more, or set "
+                "it to 0"
             )
     return slots
 
@@ -80,6 +90,12 @@ class Mixture:
         cycle, position = divmod(global_index, self.period)
         part = np.bincount(self._component[:position], minlength=len(self.slots))
         return [cycle * slots + int(n) for slots, n in zip(self.slots, part, strict=True)]
+
+    def after_draws(self, component: int, draws: int) -> int:
+        """Return the index right after the draw of `component` that makes `draws` of them."""
+        cycle, rank = divmod(draws - 1, self.slots[component])
+        own = np.flatnonzero(self._component == component)
+        return cycle * self.period + int(own[rank]) + 1
 
 
 def _schedule(slots: Sequence[int]) -> npt.NDArray[np.intp]:

@@ -31,7 +31,7 @@ _NOTHING = -1
 
 
 class WorkerLog:
-    """Which global index each worker is reading, in memory shared across the fork."""
+    """Which sample offset each worker is reading, in memory shared across the fork."""
 
     _SLOT = struct.Struct("<q")
 
@@ -40,18 +40,18 @@ class WorkerLog:
         for worker in range(workers):
             self.end(worker)
 
-    def begin(self, worker: int, global_index: int) -> None:
+    def begin(self, worker: int, sample_offset: int) -> None:
         """Note, in a worker, that it starts to read a sample."""
-        self._SLOT.pack_into(self._shared, worker * self._SLOT.size, global_index)
+        self._SLOT.pack_into(self._shared, worker * self._SLOT.size, sample_offset)
 
     def end(self, worker: int) -> None:
         """Note, in a worker, that it is between samples."""
         self.begin(worker, _NOTHING)
 
     def reading(self, worker: int) -> int | None:
-        """Return the global index a worker is, or was last, reading; None between samples."""
-        (global_index,) = self._SLOT.unpack_from(self._shared, worker * self._SLOT.size)
-        return None if global_index == _NOTHING else int(global_index)
+        """Return the sample offset a worker is, or was last, reading; None between samples."""
+        (sample_offset,) = self._SLOT.unpack_from(self._shared, worker * self._SLOT.size)
+        return None if sample_offset == _NOTHING else int(sample_offset)
 
 
 @contextmanager

@@ -60,7 +60,7 @@ def test_a_change_lists_what_differs_then_and_now_and_the_remedy_on_lines_of_the
     ("change", "path"),
     [
         ({"seed": 2}, "  seed"),
-        ({"weight": 0.25}, "  components.rest.share"),
+        ({"weight": 0.25}, "  segments[0].slots.rest"),
         ({"tokens": 200}, "  components.docs.samples"),
     ],
 )

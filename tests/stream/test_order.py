@@ -97,14 +97,14 @@ def test_going_anywhere_reads_nothing_before() -> None:
 def test_state_says_how_far_each_component_is() -> None:
     stream = mixed()
     for offset in (0, 1, 499, 10**12 + 1):
-        state = stream.state(offset)
+        state = stream.state(offset)["components"]
         following = {}
         for index in range(offset, offset + 200):
             place = stream.place(index)
             following.setdefault(place.component, place.epoch)
         assert {name: part["epoch"] for name, part in state.items()} == following
-    assert stream.state(0)["small"] == {"epoch": 0, "samples_into_epoch": 0}
-    assert stream.state(4096)["small"] == {"epoch": 82, "samples_into_epoch": 0}
+    assert stream.state(0)["components"]["small"] == {"epoch": 0, "samples_into_epoch": 0}
+    assert stream.state(4096)["components"]["small"] == {"epoch": 82, "samples_into_epoch": 0}
 
 
 def test_the_longest_data_set_is_addressed() -> None:
