@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from engine.checkpoint.options import CheckpointOptions
     from engine.checkpointer import Checkpointer, ResumedState
     from engine.protocol.acquire import RunHeldError, UnsuitableDirectoryError
+    from engine.protocol.retention import KeepBest
     from engine.resume.errors import MismatchError, NothingToResumeError, ResumeError
 
 _WHERE = {
@@ -25,6 +26,7 @@ _WHERE = {
     "CheckpointOptions": "engine.checkpoint.options",
     "Checkpointer": "engine.checkpointer",
     "FencedError": "engine.checkpoint.errors",
+    "KeepBest": "engine.protocol.retention",
     "MismatchError": "engine.resume.errors",
     "NothingToResumeError": "engine.resume.errors",
     "RefusedError": "engine.checkpoint.errors",
@@ -40,6 +42,7 @@ __all__ = [
     "CheckpointOptions",
     "Checkpointer",
     "FencedError",
+    "KeepBest",
     "MismatchError",
     "NothingToResumeError",
     "RefusedError",

@@ -146,6 +146,8 @@ def _start_writer(
             commit_deadline_seconds=options.commit_deadline_seconds,
             beat_seconds=options.lease.beat_seconds,
             bytes_per_second=options.bytes_per_second,
+            keep_every_steps=options.keep_every_steps,
+            keep_best=options.keep_best,
         ),
         keeper_fd,
     )

@@ -114,6 +114,7 @@ class Checkpointer:
         sample_offset: int,
         stream: Any = None,
         client_state: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, float] | None = None,
     ) -> bool:
         """Stage the state after `step` optimizer steps, and hand it to the writers. Collective.
 
@@ -126,14 +127,22 @@ class Checkpointer:
             stream: state of the data stream, JSON.
             client_state: the caller's own state, equal on all ranks, of the types of
                 `engine.format.tree`.
+            metrics: by name, equal on all ranks: what `keep_best` compares.
 
         Returns True if the state of this step is staged, here or before; False if the save was
         given up, which an event explains.
 
         Raises:
             FencedError: a newer attempt has taken this run over.
-            CheckpointError: `max_failures` saves in a row have failed.
+            CheckpointError: `max_failures` saves in a row have failed, or the metric of `keep_best`
+                is not among `metrics`.
         """
+        best = self._options.keep_best
+        if best is not None and best.metric not in (metrics or {}):
+            raise CheckpointError(
+                f"keep_best compares {best.metric!r}, which save() was not given; it was given "
+                f"{sorted(metrics or {})}"
+            )
         if self._lineage is None:
             raise CheckpointError(
                 "call resume() before the first save(): it sets the run's history"
@@ -149,7 +158,7 @@ class Checkpointer:
             )
         self._saves += 1
         save_id = SaveId(self.attempt, self._saves, tag, self._session.nonce)
-        progress = Progress(step, sample_offset, stream, client_state or {})
+        progress = Progress(step, sample_offset, stream, client_state or {}, metrics or {})
         draft = self._stage(save_id, collected, progress, started)
         if draft is None:
             return False
@@ -227,7 +236,7 @@ class Checkpointer:
                 self._session.layout, optimizer_kind(self._session.ds_engine), model, zero
             )
             whole = {**buffers(model), **rng.capture()}
-            state = encode_state(model, zero, progress.client_state)
+            state = encode_state(model, zero, progress)
             snapshot = Snapshot.of(self._session.layout, live, whole)
             self._saver.stage(save_id, snapshot, self._options.commit_deadline_seconds)
             if self._session.rank == 0:

@@ -18,6 +18,9 @@ from launcher.errors import ConfigError
 
 _RESUME_WORDS = ("auto", "never", "must")
 
+METRICS = ("loss",)
+"""What the step loop tells of each save, for `checkpoint.keep_best`."""
+
 
 @dataclass(frozen=True)
 class RunSettings:
@@ -95,11 +98,39 @@ class ScheduleSettings:
 
 
 @dataclass(frozen=True)
+class KeepBestSettings:
+    metric: str
+    """`loss`: the mean over the global batch of the step that the save follows."""
+    mode: str
+    """`min` keeps the smallest, `max` the largest."""
+    count: int
+
+    def __post_init__(self) -> None:
+        _require(
+            self.metric in METRICS,
+            f"checkpoint.keep_best.metric={self.metric!r}: wanted one of {', '.join(METRICS)}.",
+        )
+        _require(
+            self.mode in ("min", "max"),
+            f"checkpoint.keep_best.mode={self.mode!r}: wanted min or max.",
+        )
+        _at_least("checkpoint.keep_best.count", self.count, 1)
+
+
+@dataclass(frozen=True)
 class CheckpointSettings:
     dir: str
     every_steps: int | None
     every_minutes: float | None
+    """Counted from the last save of either cause."""
     keep_last: int
+    """So many of the newest checkpoints stay."""
+    keep_every_steps: int | None
+    """Those whose step is a multiple of it stay for ever; null for none."""
+    keep_best: KeepBestSettings | None
+    """The best by a metric stay, until better ones come; null for none."""
+    max_bytes_per_second: float | None
+    """Cap of what each rank writes to the disk; null leaves it free."""
     commit_deadline_seconds: float
     """A save whose shards are not all durable by then is abandoned."""
     max_failures: int
@@ -112,7 +143,9 @@ class CheckpointSettings:
         )
         if self.every_steps is not None:
             _at_least("checkpoint.every_steps", self.every_steps, 1)
-        for name in ("every_minutes", "commit_deadline_seconds"):
+        if self.keep_every_steps is not None:
+            _at_least("checkpoint.keep_every_steps", self.keep_every_steps, 1)
+        for name in ("every_minutes", "max_bytes_per_second", "commit_deadline_seconds"):
             value = getattr(self, name)
             _require(
                 value is None or value > 0, f"checkpoint.{name}={value}: wanted a number above 0."

@@ -9,6 +9,7 @@ the process after every thread's stack has been written out; saves have limits o
 """
 
 import faulthandler
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +28,9 @@ class Checkpoints(Protocol):
     @property
     def last_committed_step(self) -> int | None: ...
 
-    def save(self, step: int, *, sample_offset: int, stream: Any) -> bool: ...
+    def save(
+        self, step: int, *, sample_offset: int, stream: Any, metrics: Mapping[str, float]
+    ) -> bool: ...
 
     def poll(self) -> None: ...
 
@@ -113,6 +116,7 @@ class StepLoop:
         self._progress = progress
         self._stream_state = stream_state
         self._staged_step: int | None = None
+        self._loss = math.nan
         self.position = position
 
     def run(self) -> bool:
@@ -160,6 +164,7 @@ class StepLoop:
         self.position = Position(
             self.position.step + 1, self.position.sample_offset + self._settings.global_batch_size
         )
+        self._loss = edge.loss
         self._tell(edge, lr, time.monotonic() - began)
         return edge
 
@@ -181,6 +186,7 @@ class StepLoop:
             position.step,
             sample_offset=position.sample_offset,
             stream=self._stream_state(position.sample_offset),
+            metrics={"loss": self._loss},
         )
         self._cadence.begin_again()
         if staged:

@@ -6,6 +6,7 @@ settings, the data or the checkpoint directory are settled among the ranks first
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from torch import distributed
@@ -104,11 +105,15 @@ class Session:
 
     def _attach(self, ds_engine: Any, stream: Stream) -> engine.Checkpointer:
         checkpoint = self._settings.checkpoint
+        best = checkpoint.keep_best
         checkpointer = engine.attach(
             ds_engine,
             checkpoint.dir,
             engine.CheckpointOptions(
                 keep_last=checkpoint.keep_last,
+                keep_every_steps=checkpoint.keep_every_steps,
+                keep_best=None if best is None else engine.KeepBest(**asdict(best)),
+                bytes_per_second=checkpoint.max_bytes_per_second,
                 commit_deadline_seconds=checkpoint.commit_deadline_seconds,
                 max_failures=checkpoint.max_failures,
             ),

@@ -7,7 +7,7 @@ other ranks are done is read from the save's directory.
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from engine.format import names
@@ -16,6 +16,7 @@ from engine.format.manifest import Manifest
 from engine.protocol import commit, files, history, retention
 from engine.protocol.commit import Published
 from engine.protocol.layout import CheckpointDirectory
+from engine.protocol.retention import Retention
 
 # Receipts come within milliseconds on small states and after minutes on large ones: look often at
 # first, then seldom, because thousands of ranks' files are listed each time.
@@ -27,14 +28,14 @@ _POLL_MAXIMUM_SECONDS = 0.5
 class _Save:
     """A save of rank 0 that waits for the receipts of all ranks.
 
-    `failure` is why rank 0 itself has none to give.
+    `failure` is why rank 0 itself has none to give. Times are of the host's monotonic clock.
     """
 
     name: str
     draft: dict[str, Any]
+    sealed_at: float
     deadline: float
     failure: str | None
-    sealed_at: float = field(default_factory=time.monotonic)
 
     @property
     def save_id(self) -> str:
@@ -49,7 +50,7 @@ class Committer:
         directory: CheckpointDirectory,
         attempt: int,
         world_size: int,
-        keep_last: int,
+        keep: Retention,
         deadline_seconds: float,
         tell: Callable[..., None],
         log: Callable[[str], None],
@@ -59,7 +60,7 @@ class Committer:
         self._number = attempt
         self._attempt = directory.attempt(attempt)
         self._world_size = world_size
-        self._keep_last = keep_last
+        self._keep = keep
         self._deadline_seconds = deadline_seconds
         self._tell = tell
         self._log = log
@@ -71,14 +72,17 @@ class Committer:
         """Whether a save waits for its receipts."""
         return bool(self._pending)
 
-    def add(self, name: str, draft: dict[str, Any], failure: str | None = None) -> None:
+    def add(
+        self, name: str, draft: dict[str, Any], sealed_at: float, failure: str | None = None
+    ) -> None:
         """Watch the save in directory `name`, whose manifest is to come from `draft`.
 
-        One with a `failure` is only waited for: abandoned while other ranks still write to it, it
-        would be made anew by them and stay.
+        `sealed_at` is when the trainer sealed it, on this host's monotonic clock. One with a
+        `failure` is only waited for: abandoned while other ranks still write to it, it would be
+        made anew by them and stay.
         """
         deadline = time.monotonic() + self._deadline_seconds
-        self._pending[name] = _Save(name, draft, deadline, failure)
+        self._pending[name] = _Save(name, draft, sealed_at, deadline, failure)
         self.serve()
 
     def serve(self) -> None:
@@ -175,7 +179,7 @@ class Committer:
                 return  # `latest` is a newer attempt's to move by now
             commit.point_latest(self._directory, draft["tag"])
             line = history.from_json(draft["history"])
-            pruned = retention.prune(self._directory, self._number, line, self._keep_last)
+            pruned = retention.prune(self._directory, self._number, line, self._keep)
             if pruned:
                 self._tell("pruned", save_id=draft["save_id"], tags=pruned)
             self._discard_leftovers(draft["save_id"])

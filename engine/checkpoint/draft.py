@@ -35,12 +35,14 @@ class Progress:
     sample_offset  samples consumed by all ranks since the run began
     stream         state of the data stream, JSON
     client_state   the caller's own, equal on all ranks: rank 0's is stored; of the tree's types
+    metrics        by name, equal on all ranks; what `keep_best` compares
     """
 
     step: int
     sample_offset: int
     stream: Any
     client_state: Mapping[str, Any]
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ def make_draft(
 def encode_state(
     model_states: Mapping[str, Any],
     zero_states: Mapping[str, Any],
-    client_state: Mapping[str, Any],
+    progress: Progress,
 ) -> Any:
     """Return everything else that DeepSpeed and the caller hand over, as a tree.
 
@@ -111,7 +113,12 @@ def encode_state(
         **{key: zero_states[key] for key in _ZERO_KEYS},
         "loss_scaler": {"kind": type(scaler).__name__, **vars(scaler)},
     }
-    return tree.encode({"deepspeed": deepspeed, "client_state": dict(client_state)}, "state")
+    state = {
+        "deepspeed": deepspeed,
+        "client_state": dict(progress.client_state),
+        "metrics": dict(progress.metrics),
+    }
+    return tree.encode(state, "state")
 
 
 @cache

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from engine.protocol.acquire import Lease
+from engine.protocol.retention import KeepBest, Retention
 
 
 @dataclass(frozen=True)
@@ -10,7 +11,9 @@ class CheckpointOptions:
     """Settings of a `Checkpointer`.
 
     keep_last                committed tags of the run's own history that are kept, at least 1
-    commit_deadline_seconds  from a save's staging to its last receipt; later it is abandoned
+    keep_every_steps         tags whose step is a multiple of it are kept for ever
+    keep_best                the best tags of a metric that `save` is given are kept, too
+    commit_deadline_seconds  from rank 0's receipt to the last one; later the save is abandoned
     max_failures             saves that fail in a row before the run stops with the error
     bytes_per_second         cap of each writer's disk writes; None leaves them free
     lease                    when an attempt on another host is taken for dead
@@ -18,6 +21,8 @@ class CheckpointOptions:
     """
 
     keep_last: int = 2
+    keep_every_steps: int | None = None
+    keep_best: KeepBest | None = None
     commit_deadline_seconds: float = 600.0
     max_failures: int = 3
     bytes_per_second: float | None = None
@@ -25,10 +30,10 @@ class CheckpointOptions:
     log_directory: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("keep_last", 1), ("max_failures", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}, wanted {least} or more")
-        if self.commit_deadline_seconds <= 0:
-            raise ValueError(
-                f"commit_deadline_seconds is {self.commit_deadline_seconds}, wanted more than 0"
-            )
+        Retention(self.keep_last, self.keep_every_steps, self.keep_best)  # it checks them
+        if self.max_failures < 1:
+            raise ValueError(f"max_failures is {self.max_failures}, wanted 1 or more")
+        for name in ("commit_deadline_seconds", "bytes_per_second"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} is {value}, wanted more than 0")

@@ -31,6 +31,7 @@ from engine.format.errors import FormatError
 from engine.format.manifest import Receipt
 from engine.protocol import commit, files
 from engine.protocol.layout import CheckpointDirectory
+from engine.protocol.retention import KeepBest, Retention
 
 _IGNORED = ("SIGHUP", "SIGINT", "SIGTERM", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _IDLE_SECONDS = 5.0
@@ -53,6 +54,19 @@ class WriterConfig:
     commit_deadline_seconds: float
     beat_seconds: float
     bytes_per_second: float | None = None
+    keep_every_steps: int | None = None
+    keep_best: KeepBest | None = None
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "WriterConfig":
+        """Read what `dataclasses.asdict` made of one."""
+        best = fields.pop("keep_best")
+        return cls(**fields, keep_best=None if best is None else KeepBest(**best))
+
+    @property
+    def retention(self) -> Retention:
+        """What is kept of the run's history."""
+        return Retention(self.keep_last, self.keep_every_steps, self.keep_best)
 
 
 class Writer:
@@ -71,7 +85,7 @@ class Writer:
                 self._directory,
                 config.attempt,
                 config.world_size,
-                config.keep_last,
+                config.retention,
                 config.commit_deadline_seconds,
                 trainer.tell,
                 _log,
@@ -136,17 +150,18 @@ class Writer:
                     "persisted", save_id=save_id, bytes=message["size_bytes"], seconds=seconds
                 )
         except (OSError, FormatError) as error:
-            self._give_up(name, save_id, draft, error)
+            self._give_up(name, save_id, draft, message["sealed_at"], error)
             return
         if self._committer is not None and draft is not None:
-            self._committer.add(name, draft)
+            self._committer.add(name, draft, message["sealed_at"])
 
     def _report_committed(self, message: dict[str, Any]) -> None:
         """Say what the writer before this one did not get to say."""
-        size = message["size_bytes"]
-        self._trainer.tell("persisted", save_id=message["save_id"], bytes=size, seconds=0.0)
+        fields = {"save_id": message["save_id"], "bytes": message["size_bytes"]}
+        seconds = time.monotonic() - message["sealed_at"]
+        self._trainer.tell("persisted", **fields, seconds=seconds)
         if self._committer is not None:
-            self._trainer.tell("committed", save_id=message["save_id"], bytes=size, seconds=0.0)
+            self._trainer.tell("committed", **fields, seconds=seconds)
 
     def _persist(self, message: dict[str, Any], image: int, draft: dict[str, Any] | None) -> None:
         config = self._config
@@ -187,7 +202,12 @@ class Writer:
         _log(f"{message['save_id']}: receipt after {time.monotonic() - started:.2f} s")
 
     def _give_up(
-        self, name: str, save_id: str, draft: dict[str, Any] | None, error: Exception
+        self,
+        name: str,
+        save_id: str,
+        draft: dict[str, Any] | None,
+        sealed_at: float,
+        error: Exception,
     ) -> None:
         """Take back this rank's part of a save; rank 0's writer will abandon the whole."""
         _log(f"{save_id}: given up: {error}")
@@ -205,7 +225,7 @@ class Writer:
                     _log(f"{save_id}: {path}: {second}")
         fenced = commit.is_fenced(self._directory, self._config.attempt)
         if self._committer is not None and draft is not None and not fenced:
-            self._committer.add(name, draft, failure=f"rank 0: {error}")
+            self._committer.add(name, draft, sealed_at, failure=f"rank 0: {error}")
             return
         self._trainer.tell("fenced" if fenced else "failed", save_id=save_id, reason=str(error))
 
@@ -246,7 +266,7 @@ def main(descriptor: int) -> None:
     message, descriptors, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 1)
     if not message:
         return
-    config = WriterConfig(**json.loads(message))
+    config = WriterConfig.from_json(json.loads(message))
     os.chdir("/")
     _redirect(config.log)
     try:

@@ -12,8 +12,9 @@ import select
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ class Seal:
     """What the writer is told of a fully staged image.
 
     `save` is the save's directory name, `data_offset` where the shard's data start, `draft` the
-    manifest's draft as JSON bytes on rank 0, and None elsewhere.
+    manifest's draft as JSON bytes on rank 0, and None elsewhere. `sealed_at` is when it was staged
+    on the host's monotonic clock, which all processes share: commits are timed from it.
     """
 
     save: str
@@ -51,6 +53,7 @@ class Seal:
     size_bytes: int
     data_offset: int
     draft: bytes | None
+    sealed_at: float = field(default_factory=time.monotonic)
 
 
 class WriterLink:
@@ -127,6 +130,7 @@ class WriterLink:
             "save_id": seal.save_id,
             "size_bytes": seal.size_bytes,
             "data_offset": seal.data_offset,
+            "sealed_at": seal.sealed_at,
             "has_image": image is not None,
             "again": again,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,14 @@ def test_every_experiment_composes(experiment: str) -> None:
 
 def test_what_stands_on_the_command_line_wins_over_the_experiment() -> None:
     assert compose("experiment=tiny", "train.steps=7").train.steps == 7
+
+
+def test_a_save_at_every_step_is_a_preset() -> None:
+    preset, default = compose("checkpoint=every_step").checkpoint, compose().checkpoint
+    assert preset == replace(default, every_steps=1)
+    best = compose("checkpoint.keep_best={metric: loss, mode: min, count: 3}").checkpoint.keep_best
+    assert best is not None
+    assert (best.metric, best.mode, best.count) == ("loss", "min", 3)
 
 
 def test_any_key_that_deepspeed_knows_passes() -> None:
@@ -102,6 +111,17 @@ def test_a_run_directory_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) 
         (["checkpoint.every_steps=null"], ["every_steps and checkpoint.every_minutes"]),
         (["checkpoint.every_minutes=-1"], ["checkpoint.every_minutes=-1", "above 0"]),
         (["checkpoint.keep_last=0"], ["checkpoint.keep_last=0"]),
+        (["checkpoint.keep_every_steps=0"], ["checkpoint.keep_every_steps=0"]),
+        (["checkpoint.max_bytes_per_second=0"], ["checkpoint.max_bytes_per_second=0", "above 0"]),
+        (["checkpoint.keep_best={metric: loss}"], ["checkpoint.keep_best.mode is not set"]),
+        (
+            ["checkpoint.keep_best={metric: accuracy, mode: max, count: 1}"],
+            ["checkpoint.keep_best.metric='accuracy'", "loss"],
+        ),
+        (
+            ["checkpoint.keep_best={metric: loss, mode: lowest, count: 1}"],
+            ["checkpoint.keep_best.mode='lowest'", "min or max"],
+        ),
         (["resume=newest"], ["resume='newest'", "auto, never, must"]),
         (["seed=-1"], ["seed=-1"]),
         (["schedule.decay=linear"], ["schedule.decay='linear'", "cosine or none"]),

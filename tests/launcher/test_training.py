@@ -105,13 +105,23 @@ def test_a_run_leaves_the_records_that_it_promises(reference: Path) -> None:
 def test_the_command_line_sets_the_cadence_and_what_is_kept(
     reference: Path, tmp_path: Path
 ) -> None:
-    code, said = run(tmp_path, "checkpoint.every_steps=3", "checkpoint.keep_last=4")
+    code, said = run(
+        tmp_path,
+        "checkpoint.every_steps=3",
+        "checkpoint.keep_last=2",
+        "checkpoint.keep_every_steps=6",
+        "checkpoint.keep_best={metric: loss, mode: max, count: 1}",
+        "checkpoint.max_bytes_per_second=1e9",
+    )
     assert code == 0, said
     events = records(tmp_path, "events.jsonl")
     committed = [event["step"] for event in events if event["event"] == "committed"]
     assert committed == [3, 6, 9, 12, 15, 18, 20]
     tags = {path.name for path in (tmp_path / "checkpoints").glob("global_step*")}
-    assert tags == {f"global_step{step}" for step in committed[-4:]}
+    losses = {line["step"]: line["loss"] for line in records(tmp_path, "metrics.jsonl")}
+    worst = max(committed, key=lambda step: losses[step])
+    assert tags == {f"global_step{step}" for step in (6, 12, 18, 20, worst)}
+    assert worst not in (6, 12, 18, 20), "the losses of this run fall"
     assert (tmp_path / "checkpoints" / "latest").read_text() == "global_step20\n"
     assert bits(tmp_path) == bits(reference), "saving must not change what is computed"
 

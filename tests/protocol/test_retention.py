@@ -1,13 +1,22 @@
 """Which committed tags may go."""
 
+import math
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from engine.format.names import tag_of
-from engine.protocol import files, retention, takeover
+from engine.format import tree
+from engine.format.manifest import Manifest
+from engine.format.names import SaveId, tag_of
+from engine.protocol import files, history, retention, takeover
 from engine.protocol.files import Renamed
 from engine.protocol.history import Link
+from engine.protocol.retention import KeepBest, Retention
+from tests.protocol.driver.content import make_draft
 from tests.protocol.saves import Run
 
 LINE = (Link(0, 0), Link(2, 20))
@@ -45,7 +54,7 @@ def test_the_newest_of_the_own_line_are_kept(
     for counter, step in enumerate(saved, start=1):
         run.commit(2, step, counter)
     before = _steps(run)
-    assert sorted(retention.prune(run.directory, 2, LINE, keep_last)) == [
+    assert sorted(retention.prune(run.directory, 2, LINE, Retention(keep_last))) == [
         tag_of(step) for step in pruned
     ]
     assert _steps(run) == [step for step in before if step not in pruned]
@@ -55,14 +64,14 @@ def test_the_newest_of_the_own_line_are_kept(
 def test_tags_off_the_line_are_nobodys_to_delete(run: Run) -> None:
     _fill(run)
     run.commit(2, 30, 1)
-    retention.prune(run.directory, 2, LINE, 1)
+    retention.prune(run.directory, 2, LINE, Retention(1))
     assert _steps(run) == [15, 30]
 
 
 def test_a_fenced_attempt_prunes_nothing(run: Run) -> None:
     _fill(run)
     run.close(2)
-    assert retention.prune(run.directory, 2, LINE, 1) == []
+    assert retention.prune(run.directory, 2, LINE, Retention(1)) == []
     assert _steps(run) == [10, 15, 20]
 
 
@@ -81,7 +90,7 @@ def test_a_tag_that_was_on_its_way_out_when_the_attempt_was_closed_comes_back(
         return outcome
 
     monkeypatch.setattr(files, "rename_new", close_behind)
-    assert retention.prune(run.directory, 2, LINE, 1) == []
+    assert retention.prune(run.directory, 2, LINE, Retention(1)) == []
     monkeypatch.undo()
     assert closed == [run.directory.tag("global_step20")]
     assert _steps(run) == [10, 15, 30]
@@ -96,5 +105,77 @@ def test_a_tag_that_is_gone_already_is_passed_over(
     _fill(run)
     run.commit(2, 30, 1)
     monkeypatch.setattr(files, "rename_new", lambda source, target: Renamed.GONE)
-    assert retention.prune(run.directory, 2, LINE, 1) == []
+    assert retention.prune(run.directory, 2, LINE, Retention(1)) == []
     assert _steps(run) == [10, 15, 20, 30]
+
+
+def _manifest(attempt: int, step: int, metrics: Mapping[str, object] | None = None) -> Manifest:
+    draft = make_draft(SaveId(attempt, step, tag_of(step), "5ca1ab1e"), 1, 7, ((attempt, 0),), None)
+    state = {} if metrics is None else {"metrics": tree.encode(dict(metrics), "metrics")}
+    return Manifest(**vars(replace(draft, state=state)), shards=())
+
+
+_VALUES = st.none() | st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1.0, 2.5, 3])
+_BEST = st.builds(KeepBest, st.just("loss"), st.sampled_from(["min", "max"]), st.integers(1, 4))
+_RETENTIONS = st.builds(
+    Retention, st.integers(1, 5), st.none() | st.integers(1, 30), st.none() | _BEST
+)
+
+
+@given(
+    saved=st.dictionaries(st.integers(0, 60), st.tuples(st.integers(0, 3), _VALUES), max_size=12),
+    keep=_RETENTIONS,
+    shuffled=st.randoms(use_true_random=False),
+)
+def test_a_tag_goes_exactly_when_no_rule_keeps_it(
+    saved: dict[int, tuple[int, float | None]], keep: Retention, shuffled: object
+) -> None:
+    manifests = [
+        _manifest(attempt, step, None if value is None else {"loss": value})
+        for step, (attempt, value) in saved.items()
+    ]
+    shuffled.shuffle(manifests)  # type: ignore[attr-defined]
+    own = {
+        step: value
+        for step, (attempt, value) in saved.items()
+        if history.covers(LINE, attempt, step)
+    }
+
+    def is_kept(step: int) -> bool:
+        if sum(other > step for other in own) < keep.keep_last:
+            return True
+        if keep.keep_every_steps is not None and step % keep.keep_every_steps == 0:
+            return True
+        return keep.keep_best is not None and is_among_the_best(step, keep.keep_best)
+
+    def is_among_the_best(step: int, best: KeepBest) -> bool:
+        sign = 1 if best.mode == "min" else -1
+        scores = {s: (sign * v, -s) for s, v in own.items() if v is not None and not math.isnan(v)}
+        return step in scores and sum(s < scores[step] for s in scores.values()) < best.count
+
+    going = [manifest.step for manifest in retention.expired(manifests, LINE, keep)]
+    assert going == sorted((step for step in own if not is_kept(step)), reverse=True)
+
+
+def test_a_metric_is_a_number_that_the_save_was_given() -> None:
+    manifest = _manifest(0, 10, {"loss": math.inf, "name": "x", "count": 2})
+    assert retention.metric_of(manifest, "loss") == math.inf
+    assert retention.metric_of(manifest, "count") == 2.0
+    assert retention.metric_of(manifest, "name") is None
+    assert retention.metric_of(manifest, "accuracy") is None
+    assert retention.metric_of(_manifest(0, 10), "loss") is None
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda: Retention(0), "keep_last is 0"),
+        (lambda: Retention(1, 0), "keep_every_steps is 0"),
+        (lambda: KeepBest(""), "keep_best.metric is empty"),
+        (lambda: KeepBest("loss", "lowest"), "'lowest', wanted min or max"),
+        (lambda: KeepBest("loss", "min", 0), "keep_best.count is 0"),
+    ],
+)
+def test_a_rule_that_keeps_nothing_is_refused(build: object, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        build()  # type: ignore[operator]
