@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engine.stream.corpus import DocumentationText, LibrarySources
     from engine.stream.errors import FingerprintMismatch, StreamError, WorkerDied
+    from engine.stream.files.raw import LlmcTokens, TokenFile
     from engine.stream.loader import StreamLoader
     from engine.stream.order import Order, Place
     from engine.stream.schedule import Stage
     from engine.stream.stream import Component, Stream
-    from engine.stream.tokens import TokenFile, TokenWindows
+    from engine.stream.tokens import TokenWindows, Windows
 
 __all__ = [
     "Component",
     "DocumentationText",
     "FingerprintMismatch",
     "LibrarySources",
+    "LlmcTokens",
     "Order",
     "Place",
     "Stage",
@@ -33,6 +35,7 @@ __all__ = [
     "StreamLoader",
     "TokenFile",
     "TokenWindows",
+    "Windows",
     "WorkerDied",
 ]
 
@@ -41,14 +44,16 @@ _HOMES = {
     "DocumentationText": "corpus",
     "FingerprintMismatch": "errors",
     "LibrarySources": "corpus",
+    "LlmcTokens": "files.raw",
     "Order": "order",
     "Place": "order",
     "Stage": "schedule",
     "Stream": "stream",
     "StreamError": "errors",
     "StreamLoader": "loader",
-    "TokenFile": "tokens",
+    "TokenFile": "files.raw",
     "TokenWindows": "tokens",
+    "Windows": "tokens",
     "WorkerDied": "errors",
 }
 

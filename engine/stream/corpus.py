@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.stream.byte_tokens import END_OF_DOCUMENT, decode_bytes
 from engine.stream.errors import StreamError
-from engine.stream.tokens import TokenWindows
-
-END_OF_DOCUMENT = 256
-VOCAB_SIZE = 257
+from engine.stream.source import MemoryTokens
+from engine.stream.tokens import Windows
 
 # Tests hold deliberately broken text, and the others are not there in every installation.
 _SKIPPED_FOLDERS = frozenset(
@@ -31,25 +31,47 @@ _SKIPPED_FOLDERS = frozenset(
 )
 
 
-class DocumentationText(TokenWindows):
+class ByteWindows(Windows):
+    """Windows over texts as bytes.
+
+    Args:
+        documents: the texts; read once.
+        names: of the documents, in the same order.
+        seq_len: tokens per sample.
+        source: what the texts are, for errors and as the fingerprint's kind.
+    """
+
+    def __init__(
+        self, documents: Iterable[bytes], names: Sequence[str], *, seq_len: int, source: str
+    ) -> None:
+        tokens = join_documents(documents)
+        ends = np.flatnonzero(tokens == END_OF_DOCUMENT) + 1
+        super().__init__(MemoryTokens(tokens, source, ends=ends, documents=names), seq_len=seq_len)
+
+    def decode(self, tokens: npt.NDArray[Any]) -> str:
+        """Return tokens as text."""
+        return decode_bytes(tokens)
+
+
+class DocumentationText(ByteWindows):
     """Windows over the topics of Python's ``help()``, sorted by their keys."""
 
     def __init__(self, *, seq_len: int) -> None:
         from pydoc_data.topics import topics
 
-        documents = (topics[key].encode("utf-8") for key in sorted(topics))
-        super().__init__(join_documents(documents), seq_len=seq_len, source="python documentation")
+        names = sorted(topics)
+        documents = (topics[name].encode("utf-8") for name in names)
+        super().__init__(documents, names, seq_len=seq_len, source="python documentation")
 
 
-class LibrarySources(TokenWindows):
+class LibrarySources(ByteWindows):
     """Windows over the standard library's sources, sorted by their relative paths."""
 
     def __init__(self, *, seq_len: int) -> None:
         root = Path(sysconfig.get_paths()["stdlib"])
-        documents = (_read(root / path) for path in _source_paths(root))
-        super().__init__(
-            join_documents(documents), seq_len=seq_len, source="python library sources"
-        )
+        names = _source_paths(root)
+        documents = (_read(root / name) for name in names)
+        super().__init__(documents, names, seq_len=seq_len, source="python library sources")
 
 
 def join_documents(documents: Iterable[bytes]) -> npt.NDArray[np.uint16]:

@@ -12,8 +12,11 @@ import pytest
 import torch
 
 from engine.stream import DocumentationText, LibrarySources, StreamError, TokenFile, TokenWindows
-from engine.stream.corpus import END_OF_DOCUMENT, VOCAB_SIZE, join_documents
-from engine.stream.tokens import DIGEST_BLOCK_BYTES
+from engine.stream.byte_tokens import END_MARK, END_OF_DOCUMENT, VOCAB_SIZE
+from engine.stream.corpus import ByteWindows, join_documents
+from engine.stream.files.mapped import DIGEST_BLOCK_BYTES
+from engine.stream.source import SAMPLED_RANGES, SAMPLED_TOKENS, Piece
+from engine.stream.tokens import Windows
 
 
 def write(path: Path, tokens: Any, dtype: str = "<u2") -> Path:
@@ -23,6 +26,10 @@ def write(path: Path, tokens: Any, dtype: str = "<u2") -> Path:
 
 def open_file(path: Path, **settings: Any) -> TokenFile:
     return TokenFile(path, **{"seq_len": 4, "component": "web", **settings})
+
+
+def whole(windows: Windows) -> Any:
+    return windows.source.read(0, windows.source.size)
 
 
 @pytest.mark.parametrize("count", [5, 8, 9, 10, 101])
@@ -83,11 +90,23 @@ def test_an_unknown_dtype_is_refused(tmp_path: Path) -> None:
         open_file(write(tmp_path / "t.bin", range(9)), dtype="int8")
 
 
+def test_a_token_outside_the_vocabulary_is_refused_at_the_start(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.bin", [*range(8), 300])
+    with pytest.raises(StreamError) as caught:
+        open_file(path, vocab_size=257)
+    message = str(caught.value)
+    assert f"component 'web': {path}: found token 300 at byte 16 of {path} (window 2)" in message
+    assert "wanted 0 to 256; is uint16 what the file holds" in message
+
+
 def test_a_token_outside_the_vocabulary_is_refused_where_it_is_read(tmp_path: Path) -> None:
-    windows = open_file(write(tmp_path / "t.bin", [*range(8), 300]), vocab_size=257)
-    assert windows[0]["labels"].tolist() == [1, 2, 3, 4]
-    with pytest.raises(StreamError, match=r"'web': .*token 300 in window 1, .* size 257"):
-        windows[1]
+    tokens = np.zeros(3 * SAMPLED_RANGES * SAMPLED_TOKENS, dtype=np.uint16)
+    bad = 2 * SAMPLED_TOKENS  # the first range that is looked at is before it, the second behind
+    tokens[bad] = 300
+    windows = open_file(write(tmp_path / "t.bin", tokens), vocab_size=257)
+    windows[0]
+    with pytest.raises(StreamError, match=rf"token 300 at byte {2 * bad} of .*t\.bin"):
+        windows[bad // 4]
 
 
 def test_a_token_files_fingerprint_follows_its_content_and_not_its_path(tmp_path: Path) -> None:
@@ -110,8 +129,23 @@ def test_documents_are_joined_by_the_end_of_document_token() -> None:
     assert join_documents([b"ab", b"", b"\xff"]).tolist() == [97, 98, end, end, 255, end]
 
 
+def test_a_window_knows_its_documents_and_its_text() -> None:
+    windows = ByteWindows([b"abc", b"", b"defgh"], ["x", "y", "z"], seq_len=4, source="letters")
+    assert windows.pieces(0) == [Piece(None, "x", 0, 4), Piece(None, "y", 0, 1)]
+    assert windows.pieces(1) == [Piece(None, "y", 0, 1), Piece(None, "z", 0, 4)]
+    assert windows.decode(windows.window(1)) == f"{END_MARK}defg"
+    assert windows.describe(1) == {
+        "window": 1,
+        "tokens": [4, 9],
+        "pieces": [
+            {"file": None, "document": "y", "begin": 0, "end": 1},
+            {"file": None, "document": "z", "begin": 0, "end": 4},
+        ],
+    }
+
+
 def test_the_documentation_is_every_topic_in_order_of_its_key() -> None:
-    tokens = DocumentationText(seq_len=64).tokens
+    tokens = whole(DocumentationText(seq_len=64))
     ends = np.flatnonzero(tokens == END_OF_DOCUMENT)
     documents = np.split(tokens, ends + 1)[:-1]
     assert [bytes(d[:-1].astype(np.uint8)).decode() for d in documents] == [
@@ -131,11 +165,11 @@ def test_the_library_sources_are_the_modules_in_order_of_their_paths_without_tes
         (tmp_path / path).write_text(path)
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     wanted = [b"abc.py", b"json/__init__.py", b"json/decoder.py", b"json-old.py"]
-    assert LibrarySources(seq_len=8).tokens.tolist() == join_documents(wanted).tolist()
+    assert whole(LibrarySources(seq_len=8)).tolist() == join_documents(wanted).tolist()
 
 
 def test_the_library_sources_of_this_python_are_megabytes_of_two_byte_tokens() -> None:
-    tokens = LibrarySources(seq_len=64).tokens
+    tokens = whole(LibrarySources(seq_len=64))
     assert tokens.dtype == np.uint16
     assert 5_000_000 < tokens.size < 40_000_000
     assert int(tokens.max()) == END_OF_DOCUMENT == VOCAB_SIZE - 1
