@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.checkpoint.collective import Agreement, Severity
+from engine.checkpoint.copier import copier_for
 from engine.checkpoint.deepspeed_engine import install
 from engine.checkpoint.errors import CheckpointError, RefusedError
 from engine.checkpoint.options import CheckpointOptions
@@ -80,10 +81,13 @@ def attach(
     _require_shared(paths.attempt(attempt), nonce, agreement, root, taken["root"])
     link = _start_writer(paths, attempt, agreement, options, keeper_fd)
     logger.info("attempt %d in %s", attempt, root)
+    checkpoint_engine, copier = install(ds_engine), copier_for(ds_engine.device)
     session = Session(
-        ds_engine, install(ds_engine), layout, paths, attempt, nonce, agreement, on_event
+        ds_engine, checkpoint_engine, layout, paths, attempt, nonce, agreement, on_event
     )
-    saver = Saver(link, agreement.rank, agreement.world_size, on_event)
+    saver = Saver(link, agreement.rank, layout, copier, on_event)
+    if copier.overlaps:
+        checkpoint_engine.before_step = saver.finish_copy
     return Checkpointer(session, saver, options, fingerprint)
 
 
@@ -148,6 +152,7 @@ def _start_writer(
             bytes_per_second=options.bytes_per_second,
             keep_every_steps=options.keep_every_steps,
             keep_best=options.keep_best,
+            silence_seconds=options.writer_silence_seconds,
         ),
         keeper_fd,
     )

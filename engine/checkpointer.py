@@ -6,30 +6,32 @@ that cannot be stored) is kept, agreed upon over a CPU group, and then raised or
 ranks alike: nothing is raised inside DeepSpeed's own collectives.
 """
 
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from engine.checkpoint import rng
 from engine.checkpoint.collective import Severity
 from engine.checkpoint.deepspeed_engine import StateDict
-from engine.checkpoint.draft import Lineage, Progress, encode_state, make_draft
+from engine.checkpoint.draft import DraftWriter, Lineage, Progress, encode_state
 from engine.checkpoint.errors import CheckpointError, FencedError
 from engine.checkpoint.options import CheckpointOptions
-from engine.checkpoint.saver import Saver, Snapshot
+from engine.checkpoint.plan import state_keys_ahead
+from engine.checkpoint.saver import Saver
 from engine.checkpoint.session import Session
-from engine.checkpoint.zero3 import LiveState, buffers, optimizer_kind
+from engine.checkpoint.snapshot import Snapshot, collect
+from engine.checkpoint.zero3 import buffers, optimizer_kind
 from engine.format.errors import FormatError
 from engine.format.manifest import Manifest
 from engine.format.names import SaveId, tag_of
 from engine.resume.resume import Resumer
 
 logger = logging.getLogger(__name__)
+
+# What may keep one rank from staging.
+_ERRORS = (CheckpointError, FormatError, OSError, ValueError, MemoryError)
 
 # A commit's deadline counts from the seal; its writer needs a moment to say that it has passed.
 _DEADLINE_MARGIN_SECONDS = 30.0
@@ -65,7 +67,8 @@ class Checkpointer:
         self._saver = saver
         self._options = options
         self._fingerprint = fingerprint
-        self._lineage: Lineage | None = None
+        self._optimizer_kind = optimizer_kind(session.ds_engine)
+        self._drafts: DraftWriter | None = None
         self._saves = 0
         self._saved_step: int | None = None
         self._wait_seconds = options.commit_deadline_seconds + _DEADLINE_MARGIN_SECONDS
@@ -94,7 +97,9 @@ class Checkpointer:
         resumed = Resumer(self._session).resume(mode, whole, accept)
         manifest = resumed.manifest
         parent = None if manifest is None else manifest.save_id
-        self._lineage = Lineage(resumed.history, parent, self._fingerprint)
+        lineage = Lineage(resumed.history, parent, self._fingerprint)
+        self._drafts = DraftWriter(self._session.layout, self._optimizer_kind, lineage)
+        self._prepare(tag_of(0 if manifest is None else manifest.step))
         if manifest is None:
             return None
         rng.restore(resumed.rng)
@@ -143,7 +148,7 @@ class Checkpointer:
                 f"keep_best compares {best.metric!r}, which save() was not given; it was given "
                 f"{sorted(metrics or {})}"
             )
-        if self._lineage is None:
+        if self._drafts is None:
             raise CheckpointError(
                 "call resume() before the first save(): it sets the run's history"
             )
@@ -152,21 +157,15 @@ class Checkpointer:
         severity = self._agree_to_save(step, tag)
         if severity is not Severity.NONE:
             return severity is Severity.DONE
-        with self._session.checkpoint_engine.collecting() as collected:
-            self._session.ds_engine.save_checkpoint(
-                self._session.directory.root, tag=tag, client_state={}, save_latest=False
-            )
+        collected = collect(self._session, tag)
         self._saves += 1
         save_id = SaveId(self.attempt, self._saves, tag, self._session.nonce)
         progress = Progress(step, sample_offset, stream, client_state or {}, metrics or {})
         draft = self._stage(save_id, collected, progress, started)
         if draft is None:
             return False
-        size = self._saver.seal(draft or None)
+        self._saver.seal(draft or None, time.monotonic() - started)
         self._saved_step = step
-        self._session.emit(
-            "staged", tag=tag, step=step, bytes=size, seconds=time.monotonic() - started
-        )
         return True
 
     def poll(self) -> None:
@@ -229,20 +228,19 @@ class Checkpointer:
 
         Returns the manifest's draft as JSON on rank 0, nothing on the others.
         """
+        assert self._drafts is not None, "save() has checked it"
         draft, reason = b"", ""
         try:
-            model, zero = collected["model"], collected["optimizer"]["optimizer_state_dict"]
-            live = LiveState.of(
-                self._session.layout, optimizer_kind(self._session.ds_engine), model, zero
-            )
-            whole = {**buffers(model), **rng.capture()}
-            state = encode_state(model, zero, progress)
-            snapshot = Snapshot.of(self._session.layout, live, whole)
-            self._saver.stage(save_id, snapshot, self._options.commit_deadline_seconds)
+            snapshot = Snapshot.of(self._session.layout, collected)
+            zero = collected["optimizer"]["optimizer_state_dict"]
+            state = encode_state(collected["model"], zero, progress)
+            plan = self._saver.plan(snapshot.structure, self._options.commit_deadline_seconds)
             if self._session.rank == 0:
-                seconds = time.monotonic() - started
-                draft = self._draft(save_id, live, whole, state, progress, seconds)
-        except (CheckpointError, FormatError, OSError, ValueError, MemoryError) as error:
+                draft = self._drafts.begin(save_id, plan, snapshot.live, state, progress)
+            self._saver.stage(save_id, plan, snapshot)
+            if self._session.rank == 0:
+                draft = self._drafts.end(draft, time.monotonic() - started)
+        except _ERRORS as error:
             reason = f"{type(error).__name__}: {error}"
         verdict = self._agreement.reach(Severity.SKIP if reason else Severity.NONE, reason)
         if verdict.severity is Severity.NONE:
@@ -250,27 +248,15 @@ class Checkpointer:
         self._saver.fail(save_id.tag, str(verdict))
         return None
 
-    def _draft(
-        self,
-        save_id: SaveId,
-        live: LiveState,
-        whole: Mapping[str, torch.Tensor],
-        state: Any,
-        progress: Progress,
-        stage_seconds: float,
-    ) -> bytes:
-        assert self._lineage is not None, "save() has checked it"
-        draft = make_draft(
-            save_id,
-            self._session.layout,
-            live,
-            whole,
-            state,
-            progress,
-            self._lineage,
-            stage_seconds,
-        )
-        return json.dumps(draft.draft_json()).encode()
+    def _prepare(self, tag: str) -> None:
+        """Plan and make images ahead of the first save; a failure is that save's to report."""
+        collected = collect(self._session, tag)
+        try:
+            snapshot = Snapshot.of(self._session.layout, collected)
+            ahead = state_keys_ahead(self._optimizer_kind, snapshot.live.hyperparameters[0])
+            self._saver.prepare(snapshot.structure, ahead)
+        except _ERRORS as error:
+            logger.warning("nothing is prepared for saving yet: %s", error)
 
     def _buffer_states(self) -> dict[str, Any]:
         module = self._session.ds_engine.module_state_dict()

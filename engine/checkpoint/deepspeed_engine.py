@@ -7,7 +7,7 @@ Loading hands out what `engine.resume` has prepared and checked.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +41,8 @@ class EverstepCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # DeepS
         self.name = "everstep"
         self._collected: dict[str, StateDict] | None = None
         self._prepared: StateDicts | None = None
+        self.before_step: Callable[[], None] | None = None
+        """Called right before each step changes the parameters, where copies may be under way."""
 
     @contextmanager
     def collecting(self) -> Iterator[dict[str, StateDict]]:
@@ -80,6 +82,20 @@ class EverstepCheckpointEngine(CheckpointEngine):  # type: ignore[misc]  # DeepS
     def commit(self, info: CheckpointCommitInfo) -> bool:
         """Do nothing: a save commits when every rank's shard is durable."""
         return True
+
+    def is_decoupled(self) -> bool:
+        """Ask DeepSpeed to look in before each step, by `get_commit_info`."""
+        return self.before_step is not None
+
+    def get_commit_info(self) -> CheckpointCommitInfo | None:
+        """Hold the step until copies are complete; there is nothing for DeepSpeed to commit.
+
+        DeepSpeed 0.19.8 asks at each accumulation boundary, just before the parameters change, and
+        does no more when it gets None.
+        """
+        if self.before_step is not None:
+            self.before_step()
+        return None
 
     def load(self, path: str, map_location: Any = None) -> StateDict:
         """Return the prepared state dict that `path` is DeepSpeed's name for."""

@@ -6,18 +6,17 @@ value that has no exact form is an error here, before any image is touched.
 
 import datetime
 import importlib.metadata
+import json
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import torch
-
-from engine.checkpoint.saver import whole_entries
+from engine.checkpoint.plan import StagingPlan
 from engine.checkpoint.zero3 import Layout, LiveState
 from engine.format import tree
-from engine.format.manifest import Draft, ParamGroup
+from engine.format.manifest import Draft, Optimizer, ParamGroup
 from engine.format.names import SaveId
 from engine.protocol.history import Link
 
@@ -25,6 +24,8 @@ from engine.protocol.history import Link
 _MODEL_KEYS = ("global_steps", "global_samples", "skipped_steps", "lr_scheduler")
 _REFUSED_KEYS = ("data_sampler", "random_ltd")
 _ZERO_KEYS = ("dynamic_loss_scale", "overflow")
+# Known only when the image is complete.
+_LAST_FIELDS = ("staged_at", "stage_seconds")
 
 
 @dataclass(frozen=True)
@@ -59,38 +60,63 @@ class Lineage:
     fingerprint: Any
 
 
-def make_draft(
-    save_id: SaveId,
-    layout: Layout,
-    live: LiveState,
-    whole: Mapping[str, torch.Tensor],
-    state: Any,
-    progress: Progress,
-    lineage: Lineage,
-    stage_seconds: float,
-) -> Draft:
-    """Put the draft together. `state` is what `encode_state` returned. Pure but for the clock."""
-    return Draft(
-        save_id=str(save_id),
-        step=progress.step,
-        sample_offset=progress.sample_offset,
-        world_size=layout.world_size,
-        history=tuple((link.attempt, link.from_step) for link in lineage.history),
-        parent_save_id=lineage.parent_save_id,
-        stream=progress.stream,
-        fingerprint=lineage.fingerprint,
-        parameters=layout.parameters,
-        whole_entries=whole_entries(whole),
-        param_groups=tuple(
-            ParamGroup(tree.encode(group, f"param_groups[{i}]"))
-            for i, group in enumerate(live.hyperparameters)
-        ),
-        optimizer=live.optimizer,
-        state=state,
-        versions=_versions(),
-        staged_at=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),
-        stage_seconds=stage_seconds,
-    )
+class DraftWriter:
+    """Writes the drafts of one attempt as JSON; encodes once what does not depend on the step."""
+
+    def __init__(self, layout: Layout, optimizer_kind: str, lineage: Lineage) -> None:
+        self._layout = layout
+        self._optimizer_kind = optimizer_kind
+        self._lineage = lineage
+        self._parameters: bytes | None = None
+
+    def begin(
+        self, save_id: SaveId, plan: StagingPlan, live: LiveState, state: Any, progress: Progress
+    ) -> bytes:
+        """Return all of a draft but its last fields. `state` is what `encode_state` returned.
+
+        Raises engine.format.errors.FormatError for what has no exact form.
+        """
+        draft = Draft(
+            save_id=str(save_id),
+            step=progress.step,
+            sample_offset=progress.sample_offset,
+            world_size=self._layout.world_size,
+            history=tuple((link.attempt, link.from_step) for link in self._lineage.history),
+            parent_save_id=self._lineage.parent_save_id,
+            stream=progress.stream,
+            fingerprint=self._lineage.fingerprint,
+            parameters=(),
+            whole_entries=plan.structure.whole,
+            param_groups=tuple(
+                ParamGroup(tree.encode(group, f"param_groups[{i}]"))
+                for i, group in enumerate(live.hyperparameters)
+            ),
+            optimizer=Optimizer(
+                self._optimizer_kind, plan.state_keys, live.scalar_runs(self._layout)
+            ),
+            state=state,
+            versions=_versions(),
+            staged_at="",
+            stage_seconds=0.0,
+        )
+        fields = draft.draft_json()
+        for name in ("parameters", *_LAST_FIELDS):
+            del fields[name]
+        return json.dumps(fields).encode()[:-1] + b", " + self._encode_parameters()
+
+    def end(self, begun: bytes, stage_seconds: float) -> bytes:
+        """Return the whole draft, staged now. `begun` is what `begin` returned."""
+        now = datetime.datetime.now(datetime.timezone.utc)
+        values = (now.isoformat(timespec="milliseconds"), stage_seconds)
+        last = json.dumps(dict(zip(_LAST_FIELDS, values, strict=True)))
+        return begun + b", " + last[1:].encode()
+
+    def _encode_parameters(self) -> bytes:
+        """Return the field `parameters`: megabytes, for a model of tens of thousands of them."""
+        if self._parameters is None:
+            described = [parameter.to_json() for parameter in self._layout.parameters]
+            self._parameters = b'"parameters": ' + json.dumps(described).encode()
+        return self._parameters
 
 
 def encode_state(

@@ -1,108 +1,129 @@
 """One rank's saves, from the live engine to its writer's last report.
 
-`Saver` owns the rank's images: it plans them, and copies the live state in. What becomes of a
-sealed save is `Handover`'s. Training thread only; nothing here is collective: `engine.checkpointer`
-agrees with the other ranks between the steps.
+`Saver` owns the rank's images: it plans them, has the live state copied in, and seals them when the
+copy is complete. What becomes of a sealed save is `Handover`'s. Training thread only; nothing here
+is collective: `engine.checkpointer` agrees with the other ranks between the steps.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
+from engine.checkpoint.copier import Copier
 from engine.checkpoint.handover import IMAGES, Event, Handover
+from engine.checkpoint.plan import StagingPlan, Structure
+from engine.checkpoint.snapshot import Snapshot
 from engine.checkpoint.staging import StagingArea
 from engine.checkpoint.writer_link import Seal, WriterLink
-from engine.checkpoint.zero3 import Layout, LiveState, Source, dtype_name
-from engine.format.layout import entries_of
-from engine.format.names import SaveId, save_directory
-from engine.format.shard import Entry, metadata_of
+from engine.checkpoint.zero3 import Layout
+from engine.format.names import SaveId, save_directory, step_of
+from engine.format.shard import metadata_of
 
 
 @dataclass(frozen=True)
 class _Staged:
-    """A whole image that is not sealed yet."""
+    """An image that is not sealed yet; perhaps it is still being copied to."""
 
     seal: Seal
+    tag: str
     image: int
     descriptor: int
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """References to everything that a rank's shard is to hold, and the entries it makes."""
-
-    sources: Mapping[str, Source]
-    entries: tuple[Entry, ...]
-
-    @classmethod
-    def of(cls, layout: Layout, live: LiveState, whole: Mapping[str, torch.Tensor]) -> "Snapshot":
-        """Join the slices of `live` and the `whole` tensors (buffers, RNG) of one rank."""
-        sources = dict(live.sources)
-        for name, tensor in whole.items():
-            sources[name] = Source(tensor.reshape(-1), 0, tensor.numel())
-        entries = entries_of(
-            layout.parameters,
-            live.optimizer.state_keys,
-            whole_entries(whole),
-            layout.world_size,
-            layout.rank,
-        )
-        return cls(sources, tuple(entries))
-
-
-def whole_entries(whole: Mapping[str, torch.Tensor]) -> tuple[Entry, ...]:
-    """Return the entries of tensors that every rank stores whole."""
-    return tuple(Entry(n, dtype_name(t.dtype), tuple(t.shape)) for n, t in whole.items())
+    pause_seconds: float = 0.0
 
 
 class Saver(Handover):
     """Images, writer and unsettled saves of one rank."""
 
     def __init__(
-        self, link: WriterLink, rank: int, world_size: int, on_event: Callable[[Event], None]
+        self,
+        link: WriterLink,
+        rank: int,
+        layout: Layout,
+        copier: Copier,
+        on_event: Callable[[Event], None],
     ) -> None:
         super().__init__(link, rank, on_event)
-        self._world_size = world_size
-        self._area = StagingArea()
+        self._layout = layout
+        self._copier = copier
+        self._area = StagingArea(layout, copier)
         self._staged: _Staged | None = None
+        self._agreed: _Staged | None = None
 
-    def stage(self, save_id: SaveId, snapshot: Snapshot, timeout_seconds: float) -> None:
-        """Copy `snapshot` into a free image. Blocks for one memory copy.
+    def prepare(self, structure: Structure, state_keys: Sequence[str]) -> None:
+        """Plan ahead of the first save, and make images in which `state_keys` have room, too."""
+        plan = self._area.plan(structure)
+        ahead = StagingPlan(self._layout, structure.with_state(state_keys))
+        self._area.reserve(max(plan.shard.size_bytes, ahead.shard.size_bytes))
 
-        A changed plan (the optimizer's state after the first step) takes new images, for which the
-        old ones must be written first: that blocks for at most `timeout_seconds`.
+    def plan(self, structure: Structure, timeout_seconds: float) -> StagingPlan:
+        """Return the plan for `structure`.
+
+        A state that has outgrown its images takes new ones, for which the old ones must be written
+        first: that blocks for at most `timeout_seconds`, and then raises CheckpointError.
         """
-        if self._area.needs_new_plan(snapshot.entries):
+        plan = self._area.plan(structure)
+        if plan.shard.size_bytes > self._area.size_bytes:
             self._wait(
                 lambda: not self.held_images,
                 timeout_seconds,
-                "the images of another plan are still being written",
+                "the images of a smaller state are still being written",
             )
-        plan = self._area.plan(snapshot.entries)
-        header = plan.header_bytes(metadata_of(str(save_id), self._rank, self._world_size))
+            self._area.reserve(plan.shard.size_bytes)
+        return plan
+
+    def stage(self, save_id: SaveId, plan: StagingPlan, snapshot: Snapshot) -> None:
+        """Copy the state into a free image, or begin to. Blocks for one memory copy at most."""
+        metadata = metadata_of(str(save_id), self._layout.rank, self._layout.world_size)
+        header = plan.shard.header_bytes(metadata)
         index = next(i for i in range(IMAGES) if i not in self.held_images)
-        image = self._area.stage(index, header, snapshot.sources)
+        image = self._area.stage(index, plan, header, plan.tensors(snapshot.live, snapshot.whole))
         seal = Seal(
             save=save_directory(save_id.tag, save_id.save_counter),
             save_id=str(save_id),
-            size_bytes=plan.size_bytes,
-            data_offset=plan.data_offset,
+            size_bytes=plan.shard.size_bytes,
+            data_offset=plan.shard.data_offset,
             draft=None,
         )
-        self._staged = _Staged(seal, index, image.descriptor)
+        self._staged = _Staged(seal, save_id.tag, index, image.descriptor)
 
-    def seal(self, draft: bytes | None) -> int:
-        """Hand the staged image to the writer; return its bytes. With this it is fully staged.
+    def seal(self, draft: bytes | None, pause_seconds: float) -> None:
+        """Seal the staged image: at once, or in `finish_copy` where the copy still goes on.
 
         Where this is never called, the next `stage` takes the image again.
         """
         assert self._staged is not None, "stage() comes first"
         staged, self._staged = self._staged, None
-        self.hand_over(replace(staged.seal, draft=draft), staged.image, staged.descriptor)
-        return staged.seal.size_bytes
+        seal = replace(staged.seal, draft=draft)
+        self._agreed = replace(staged, seal=seal, pause_seconds=pause_seconds)
+        if not self._copier.overlaps:
+            self.finish_copy()
+
+    def finish_copy(self) -> None:
+        """Wait for the copy under way, if there is one, and seal it: now it is fully staged.
+
+        Must be called before the parameters change: DeepSpeed does, through the checkpoint engine.
+        """
+        self._copier.finish()
+        if self._agreed is None:
+            return
+        staged, self._agreed = self._agreed, None
+        self.hand_over(staged.seal, staged.image, staged.descriptor)
+        self._emit(
+            "staged",
+            {
+                "tag": staged.tag,
+                "step": step_of(staged.tag),
+                "bytes": staged.seal.size_bytes,
+                "seconds": staged.pause_seconds,
+            },
+        )
+
+    def settle(self, timeout_seconds: float) -> bool:
+        """Block until every staged save is settled; False if the time ran out."""
+        self.finish_copy()
+        return super().settle(timeout_seconds)
 
     def close(self) -> None:
         """Let the writer go; it finishes what it has, and signs off."""
+        self.finish_copy()
         self._link.close()
         self._area.close()

@@ -1,98 +1,86 @@
-"""Copy a rank's live state into an image: planned once, one memory copy per save.
+"""Copy a rank's live state into an image: one memory copy per save, and no other work that grows.
 
-Runs on the training thread, between two steps. What can fail (encoding, planning, memory) comes
-before the first byte of the image is touched.
+Owns the images and the plan of the shard that they hold. Runs on the training thread, between two
+steps; what can fail (encoding, planning, memory) comes before the first byte of an image is
+touched. The images are made ahead, for the larger of the present state and the one that the
+optimizer is known to make, and prefaulted in the background.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 
+from engine.checkpoint.copier import Copier
 from engine.checkpoint.handover import IMAGES
-from engine.checkpoint.image import Image
-from engine.checkpoint.zero3 import Source
-from engine.format.shard import Entry, ShardPlan
+from engine.checkpoint.image import Image, Prefault
+from engine.checkpoint.plan import StagingPlan, Structure
+from engine.checkpoint.zero3 import Layout
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Bytes that lie together both in a live tensor and in the image: one copy."""
-
-    tensor: torch.Tensor
-    begin: int
-    end: int
-    target: int
 
 
 class StagingArea:
     """The images of one rank, and the plan of the shard that they hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, layout: Layout, copier: Copier) -> None:
+        self._layout = layout
+        self._copier = copier
         self._images: list[Image] = []
-        self._plan: ShardPlan | None = None
+        self._prefault: Prefault | None = None
+        self._plan: StagingPlan | None = None
 
-    def plan(self, entries: Sequence[Entry]) -> ShardPlan:
-        """Return the plan for `entries`, made anew only when they have changed.
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that an image holds at most."""
+        return self._images[0].size_bytes if self._images else 0
 
-        The images must be free when it changes: they are made anew with it.
-        """
-        if self._plan is None or self._plan.entries != tuple(entries):
-            plan = ShardPlan(entries)
-            images = [Image(plan.size_bytes) for _ in range(IMAGES)]
-            self.close()
-            self._plan, self._images = plan, images
+    def plan(self, structure: Structure) -> StagingPlan:
+        """Return the plan for `structure`: the same object until the structure changes."""
+        if self._plan is None or self._plan.structure != structure:
+            self._plan = StagingPlan(self._layout, structure)
             logger.info(
-                "planned a shard of %d entries, %d bytes; %d images",
-                len(plan.entries),
-                plan.size_bytes,
-                IMAGES,
+                "planned a shard of %d entries in %d copies, %d bytes",
+                len(self._plan.shard.entries),
+                len(self._plan.runs),
+                self._plan.shard.size_bytes,
             )
         return self._plan
 
-    def needs_new_plan(self, entries: Sequence[Entry]) -> bool:
-        """Tell whether `plan` would make new images."""
-        return self._plan is None or self._plan.entries != tuple(entries)
+    def reserve(self, size_bytes: int) -> None:
+        """Have images of `size_bytes` at least. New ones take the place of smaller ones.
 
-    def stage(self, index: int, header: bytes, sources: Mapping[str, Source]) -> Image:
-        """Copy every source to its place in image number `index`; return the image.
-
-        `sources` holds one source per entry of the plan. Returns when the copy is complete:
-        nothing in the image aliases live state.
+        The old ones must be free then. Their pages are taken in the background.
         """
-        assert self._plan is not None, "plan() comes first"
+        if size_bytes <= self.size_bytes:
+            return
+        images = [Image(size_bytes) for _ in range(IMAGES)]
+        self.close()
+        self._images = images
+        self._prefault = Prefault(images, self._copier.pin)
+
+    def wait_until_warm(self) -> None:
+        """Return when the images are prefaulted."""
+        if self._prefault is not None:
+            self._prefault.wait()
+
+    def stage(
+        self, index: int, plan: StagingPlan, header: bytes, tensors: Sequence[torch.Tensor]
+    ) -> Image:
+        """Fill image number `index`: `header`, and then `tensors`, the plan's, by `plan.runs`.
+
+        The image is whole, and nothing in it aliases live state, when the copier has finished.
+        """
         image = self._images[index]
         image.write(0, header)
-        for run in _runs(self._plan, sources):
-            count = run.end - run.begin
-            live = run.tensor.reshape(-1).view(torch.uint8)[run.begin : run.end]
-            image.bytes[run.target : run.target + count].copy_(live)
+        self._copier.issue(image, tensors, plan.runs, plan.first_whole)
         return image
 
     def close(self) -> None:
         """Let the images go; the writer keeps those it still holds."""
+        if self._prefault is not None:
+            self._prefault.stop()
         for image in self._images:
+            self._copier.unpin(image)
             image.close()
-        self._images, self._plan = [], None
-
-
-def _runs(plan: ShardPlan, sources: Mapping[str, Source]) -> Iterator[_Run]:
-    """Join neighbours: a flat group without padding is one copy, however many slices it has."""
-    run: _Run | None = None
-    for entry in plan.entries:
-        source = sources[entry.name]
-        size = source.tensor.element_size()
-        begin, end = source.begin * size, (source.begin + source.valid) * size
-        target, stop = plan.spans[entry.name]
-        assert stop - target == end - begin, f"{entry.name}: the plan is of another state"
-        if run is not None and run.tensor is source.tensor and run.end == begin:
-            run = _Run(run.tensor, run.begin, end, run.target)
-        else:
-            if run is not None and run.end > run.begin:
-                yield run
-            run = _Run(source.tensor, begin, end, target)
-    if run is not None and run.end > run.begin:
-        yield run
+        self._images, self._prefault = [], None

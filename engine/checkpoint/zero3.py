@@ -10,7 +10,7 @@ Nothing here is collective, and nothing is copied.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,8 @@ import torch
 
 from engine.checkpoint.errors import RefusedError
 from engine.format.dtypes import OF_TORCH_NAME
-from engine.format.manifest import Optimizer, Parameter, ScalarRun, StateKey
-from engine.format.partition import piece_of, ranges_of, slice_of
+from engine.format.manifest import Parameter, ScalarRun
+from engine.format.partition import piece_of, slice_of
 from engine.format.tree import encode
 
 
@@ -33,15 +33,6 @@ class Piece:
     """
 
     index: int
-    begin: int
-    valid: int
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where the bytes of one entry live: `valid` elements of a live tensor from `begin` on."""
-
-    tensor: torch.Tensor
     begin: int
     valid: int
 
@@ -103,62 +94,89 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class LiveState:
-    """The live tensors of one rank by entry name, and what describes them in the manifest."""
+class Flat:
+    """One live flat tensor of a sub-group: its masters, or one kind of its optimizer state.
 
-    sources: dict[str, Source]
-    optimizer: Optimizer
-    hyperparameters: list[dict[str, Any]]
+    kind  `master`, or the optimizer's own key; the first part of the names of its entries
+    """
+
+    kind: str
+    sub_group: int
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class LiveState:
+    """The live tensors of one rank, and the optimizer's settings. All by reference.
+
+    flats            of every sub-group
+    frozen           this rank's piece of each frozen parameter, in the order of the layout
+    scalars          for each sub-group the optimizer state that has no element per parameter's
+    hyperparameters  for each param group
+    """
+
+    flats: tuple[Flat, ...]
+    frozen: tuple[torch.Tensor, ...]
+    scalars: tuple[dict[str, Any], ...]
+    hyperparameters: tuple[dict[str, Any], ...]
 
     @classmethod
     def of(
-        cls,
-        layout: Layout,
-        optimizer_kind: str,
-        model_states: Mapping[str, Any],
-        zero_states: Mapping[str, Any],
+        cls, layout: Layout, model_states: Mapping[str, Any], zero_states: Mapping[str, Any]
     ) -> "LiveState":
         """Name the tensors in the two state dicts that DeepSpeed hands to its checkpoint engine.
 
         `model_states` is the one of model_states.pt, `zero_states` the `optimizer_state_dict` of
-        optim_states.pt. Every tensor stays a live reference.
+        optim_states.pt. Work grows with sub-groups and frozen parameters, not with parameters.
         """
         packed = zero_states["optimizer_state_dict"]
-        keys: dict[tuple[str, str], list[int]] = {}
+        flats: list[Flat] = []
         scalars: list[dict[str, Any]] = []
-        sources: dict[str, Source] = {}
-        by_sub_group = states_by_sub_group(layout, packed)
-        for sub_group, pieces in enumerate(layout.sub_groups):
-            flat = zero_states["fp32_flat_groups"][sub_group]
-            _add(sources, "master", flat, layout, pieces)
-            state = by_sub_group[sub_group]
+        for sub_group, state in enumerate(states_by_sub_group(layout, packed)):
+            master = zero_states["fp32_flat_groups"][sub_group]
+            flats.append(Flat("master", sub_group, master))
+            scalars.append({})
             for key, value in state.items():
-                if is_per_element(value, flat):
-                    _add(sources, key, value, layout, pieces)
-                    indices = keys.setdefault((key, dtype_name(value.dtype)), [])
-                    indices.extend(piece.index for piece in pieces)
-            rest = {k: v for k, v in state.items() if not is_per_element(v, flat)}
-            scalars.extend(rest for _ in pieces)
-        for parameter in layout.frozen:
-            fragment = model_states["frozen_param_fragments"][parameter.name]
-            begin, end = slice_of(math.prod(parameter.shape), layout.world_size, layout.rank)
-            sources[f"frozen/{parameter.name}"] = Source(fragment.reshape(-1), 0, end - begin)
-        state_keys = tuple(
-            StateKey(key, dtype, ranges_of(indices)) for (key, dtype), indices in keys.items()
+                if is_per_element(value, master):
+                    flats.append(Flat(key, sub_group, value))
+                else:
+                    scalars[-1][key] = value
+        fragments = model_states["frozen_param_fragments"]
+        return cls(
+            tuple(flats),
+            tuple(fragments[parameter.name].reshape(-1) for parameter in layout.frozen),
+            tuple(scalars),
+            tuple(
+                {key: value for key, value in group.items() if key != "params"}
+                for group in packed["param_groups"]
+            ),
         )
-        groups = [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in packed["param_groups"]
-        ]
-        return cls(sources, Optimizer(optimizer_kind, state_keys, _runs(scalars)), groups)
+
+    def scalar_runs(self, layout: Layout) -> tuple[ScalarRun, ...]:
+        """Return the scalars by parameter. Equal neighbours are one run: Adam's step is.
+
+        Raises engine.format.errors.UnsupportedValueError, which names the path to the value.
+        """
+        runs: list[ScalarRun] = []
+        for pieces, values in zip(layout.sub_groups, self.scalars, strict=True):
+            if not values or not pieces:
+                continue
+            encoded = encode(values, "optimizer state")
+            begin, end = pieces[0].index, pieces[-1].index + 1
+            if runs and runs[-1].parameters[1] == begin and runs[-1].values == encoded:
+                begin = runs.pop().parameters[0]
+            runs.append(ScalarRun((begin, end), encoded))
+        return tuple(runs)
 
 
 def states_by_sub_group(layout: Layout, packed: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return each sub-group's entry of torch's packed optimizer state, {} where it has none."""
     states: list[dict[str, Any]] = [{} for _ in layout.sub_groups]
-    for group, packed_group in enumerate(packed["param_groups"]):
-        members = [i for i, owner in enumerate(layout.groups) if owner == group]
-        for sub_group, key in zip(members, packed_group["params"], strict=True):
+    members: list[list[int]] = [[] for _ in packed["param_groups"]]
+    for sub_group, group in enumerate(layout.groups):
+        members[group].append(sub_group)
+    for sub_groups, packed_group in zip(members, packed["param_groups"], strict=True):
+        for sub_group, key in zip(sub_groups, packed_group["params"], strict=True):
             states[sub_group] = packed["state"].get(key, {})
     return states
 
@@ -236,29 +254,3 @@ def _aliases(module: torch.nn.Module) -> dict[int, list[str]]:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return names
-
-
-def _add(
-    sources: dict[str, Source],
-    kind: str,
-    flat: torch.Tensor,
-    layout: Layout,
-    pieces: Iterable[Piece],
-) -> None:
-    for piece in pieces:
-        name = f"{kind}/{layout.parameters[piece.index].name}"
-        sources[name] = Source(flat, piece.begin, piece.valid)
-
-
-def _runs(scalars: list[dict[str, Any]]) -> tuple[ScalarRun, ...]:
-    """Join equal neighbours: Adam's step is one run, whatever the sub-groups are."""
-    runs: list[ScalarRun] = []
-    for index, values in enumerate(scalars):
-        if not values:
-            continue
-        encoded = encode(values, "optimizer state")
-        if runs and runs[-1].parameters[1] == index and runs[-1].values == encoded:
-            runs[-1] = ScalarRun((runs[-1].parameters[0], index + 1), encoded)
-        else:
-            runs.append(ScalarRun((index, index + 1), encoded))
-    return tuple(runs)

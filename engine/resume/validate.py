@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint.saver import whole_entries
+from engine.checkpoint.plan import whole_entries
 from engine.checkpoint.zero3 import Layout
 from engine.format.manifest import Manifest, Parameter
 from engine.resume.errors import MismatchError
