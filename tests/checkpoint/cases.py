@@ -5,12 +5,14 @@ import os
 import signal
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 import engine
 from engine.checkpoint.zero3 import Layout
+from tests.checkpoint.late_streams import late_copier
 from tests.distributed import toy
 
 
@@ -40,6 +42,7 @@ def all_of_them(root: str, small_disk: str) -> dict[str, Any]:
         one_rank_cannot_stage,
         writer_dies,
         direct_use_is_refused,
+        copies_while_training,
     ):
         results[case.__name__] = case(os.path.join(root, case.__name__))
     if small_disk:
@@ -303,4 +306,42 @@ def layout_of_a_rank() -> dict[str, Any]:
             for piece in pieces
         },
         "sub_groups": len(layout.sub_groups),
+    }
+
+
+def copies_while_training(directory: str) -> dict[str, Any]:
+    """Save with a copier that is as late as it may be, and train on; return what came when."""
+    whole = toy.train(toy.make_engine(), 1, 5)
+    first = toy.make_engine()
+    with mock.patch("engine.bring_up.copier_for", late_copier):
+        checkpointer, events = _attach(first, directory)
+    checkpointer.resume("auto")
+    checkpointer._saver._area.wait_until_warm()
+    parts = toy.train(first, 1, 3)
+    assert checkpointer.save(3, sample_offset=12)
+    told_before = [event["event"] for event in events]
+    log = checkpointer._saver._copier._streams.log
+    waited_before = log.count("synchronize")
+    loss = first(torch.ones(toy.MICRO_BATCH, toy.WIDTH, dtype=torch.bfloat16))
+    first.backward(loss)
+    waited_in_backward = log.count("synchronize")
+    first.step()
+    waited_in_step = log.count("synchronize")
+    assert toy.digest(first) != parts[-1][-1], "the parameters must have changed"
+    checkpointer.poll()
+    assert checkpointer.save(4, sample_offset=16)
+    assert checkpointer.close()  # no step in between: closing is what waits
+    second = toy.make_engine()
+    checkpointer, _ = _attach(second, directory)
+    checkpointer.resume("global_step3")
+    assert toy.digest(second) == parts[-1][-1]
+    parts += toy.train(second, 4, 5)
+    checkpointer.close()
+    return {
+        "whole": whole,
+        "parts": parts,
+        "told_before": told_before,
+        "told": [e["step"] for e in events if e["event"] == "staged"],
+        "waited": [waited_before, waited_in_backward, waited_in_step],
+        "log": log,
     }

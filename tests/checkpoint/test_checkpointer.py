@@ -122,6 +122,21 @@ def test_deepspeeds_own_save_and_a_save_before_resume_are_refused(results: Resul
         assert "call resume() before" in early
 
 
+def test_a_copy_under_way_is_waited_for_before_the_parameters_change_and_then_sealed(
+    results: Results, root: Path
+) -> None:
+    for result in results:
+        record = result["copies_while_training"]
+        assert record["parts"] == record["whole"]
+        assert record["waited"] == [0, 0, 1], "before the save, in the backward pass, in the step"
+        assert "staged" not in record["told_before"]
+        assert record["told"] == [3, 4]
+        assert sorted(record["log"][:2]) == ["pin", "pin"]
+        saved = ["begin", "record", "synchronize"]
+        assert record["log"][2:] == [*saved, *saved, "unpin", "unpin"]
+    _is_intact(root / "copies_while_training")
+
+
 def test_the_layout_names_every_parameter_once(results: Results) -> None:
     first, last = (result["layout_of_a_rank"] for result in results)
     assert first["parameters"] == last["parameters"]
