@@ -22,9 +22,12 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from hydra.errors import InstantiationException
 from pydantic import ValidationError
 
-from engine.stream import Component, Stream, StreamError
+from engine.stream import Component, Stage, Stream, StreamError
 from launcher.config import ScheduleSettings, Settings
 from launcher.errors import ConfigError, nearest
+
+# What a component's section says beside the data set's own arguments.
+_OF_THE_MIXTURE = ("weight", "epochs")
 
 
 def deepspeed_config(settings: Settings, world_size: int) -> dict[str, Any]:
@@ -85,17 +88,37 @@ def build_stream(settings: Settings) -> Stream:
     """
     components = []
     for name, section in settings.data.components.items():
-        arguments = {key: value for key, value in section.items() if key != "weight"}
+        arguments = {key: value for key, value in section.items() if key not in _OF_THE_MIXTURE}
         path = f"data.components.{name}"
         if "component" in _signature(section["_target_"], path).parameters:
             arguments.setdefault("component", name)  # data sets that name it in their errors
         _check_arguments(arguments, path)
         dataset = instantiate(arguments, path)
-        components.append(Component(name, dataset, section["weight"]))
+        components.append(Component(name, dataset, section["weight"], section.get("epochs")))
+    data = settings.data
     try:
-        return Stream(components, seed=settings.seed)
+        stream = Stream(
+            components,
+            seed=settings.seed,
+            stages=[Stage(stage.from_sample, stage.weights) for stage in data.stages],
+            skip=data.skip,
+            when_exhausted=data.when_exhausted,
+        )
     except StreamError as error:
         raise ConfigError(f"data: {error}") from error
+    if steps_of(settings, stream) == 0:
+        raise ConfigError(
+            f"data: the stream ends after {stream.length} samples, which is less than one step of "
+            f"batch.global_size={settings.batch.global_size}. Raise the components' epochs."
+        )
+    return stream
+
+
+def steps_of(settings: Settings, stream: Stream) -> int:
+    """Return the run's last step: `train.steps`, or the last one that the data suffice for."""
+    if stream.length is None:
+        return settings.train.steps
+    return min(settings.train.steps, stream.length // settings.batch.global_size)
 
 
 def build_engine(

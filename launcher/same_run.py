@@ -3,12 +3,16 @@
 Every checkpoint carries the run's identity: the fingerprint of its data, and the settings that
 decide what the next step computes. Resuming under others would go on without an error and without
 meaning, so a difference is one. The optimizer's settings and the schedule's may change, which is
-said; world size and micro batch are free to change, and not recorded.
+said; so may the plan of the data ahead of where the run stands. World size and micro batch are free
+to change, and not recorded. What the data sets are made from is recorded for `python -m engine
+stream` and not compared: a file may move.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from engine.format.manifest import Draft
 from engine.stream import FingerprintMismatch, Stream
 from launcher.config import Settings
 from launcher.errors import ConfigError
@@ -20,6 +24,7 @@ def identity(settings: Settings, stream: Stream) -> dict[str, Any]:
     plain = settings.as_dict()
     return {
         "data": stream.fingerprint(),
+        "components": plain["data"]["components"],
         "fixed": {
             "seed": settings.seed,
             "batch.global_size": settings.batch.global_size,
@@ -34,16 +39,26 @@ def identity(settings: Settings, stream: Stream) -> dict[str, Any]:
     }
 
 
-def check(stored: Any, settings: Settings, stream: Stream, tag: str) -> str | None:
-    """Compare this run's identity with the one that a checkpoint recorded.
+@dataclass(frozen=True)
+class Findings:
+    """What differs between this run and a checkpoint that it may go on from.
 
-    Returns:
-        A sentence about a setting that changed and may, or None.
+    free  a sentence about a setting that changed and may, or None
+    data  what `data.accept_changed` accepted: lines for people; empty for nothing
+    """
+
+    free: str | None
+    data: tuple[str, ...]
+
+
+def check(manifest: Draft, settings: Settings, stream: Stream) -> Findings:
+    """Compare this run's identity with the one that a checkpoint recorded.
 
     Raises:
         ConfigError: the data, or a setting that exactness rests on, differ; stored and current
             stand on separate lines.
     """
+    stored, tag = manifest.fingerprint, manifest.tag
     if not isinstance(stored, Mapping) or not {"data", "fixed", "free"} <= stored.keys():
         raise ConfigError(
             f"checkpoint {tag} was not saved by this launcher: it does not say which run it "
@@ -59,16 +74,39 @@ def check(stored: Any, settings: Settings, stream: Stream, tag: str) -> str | No
             f"  now:               {now!r}\n"
             "  Set it back to resume, or start a new run with another run.name."
         )
-    if not settings.data.accept_changed:
-        try:
-            stream.compare(stored["data"])
-        except FingerprintMismatch as error:
-            raise ConfigError(f"checkpoint {tag}: {error}") from error
     changed = first_difference(stored["free"], current["free"])
-    if changed is None:
-        return None
-    key, before, now = changed
-    return f"{key} was {before!r} when {tag} was saved and is {now!r} now"
+    free = None
+    if changed is not None:
+        key, before, now = changed
+        free = f"{key} was {before!r} when {tag} was saved and is {now!r} now"
+    return Findings(free, _data_changes(manifest, settings, stream))
+
+
+def accepted_changes(manifest: Draft, accepted: tuple[str, ...]) -> list[Any]:
+    """Return what this run's manifests say of changed data: the checkpoint's list, and the new.
+
+    Args:
+        accepted: `Findings.data`.
+    """
+    stream = manifest.stream
+    before = stream.get("accepted_changes", []) if isinstance(stream, Mapping) else []
+    assert isinstance(before, list)  # a launcher wrote it
+    if not accepted:
+        return before
+    return [*before, {"sample_offset": manifest.sample_offset, "differences": list(accepted)}]
+
+
+def _data_changes(manifest: Draft, settings: Settings, stream: Stream) -> tuple[str, ...]:
+    assert isinstance(manifest.fingerprint, Mapping)  # check() has seen to it
+    stored = manifest.fingerprint["data"]
+    assert isinstance(stored, Mapping)
+    try:
+        stream.compare(stored, manifest.sample_offset)
+    except FingerprintMismatch as error:
+        if settings.data.accept_changed:
+            return tuple(error.differences)
+        raise ConfigError(f"checkpoint {manifest.tag}: {error}") from error
+    return ()
 
 
 def _precision(settings: Settings) -> str:

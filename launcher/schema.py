@@ -87,6 +87,10 @@ def _convert_optional(hint: Any, value: Any, path: str) -> Any:
 
 
 def _convert_tuple(parameters: tuple[Any, ...], value: Any, path: str) -> tuple[Any, ...]:
+    if parameters[1:] == (...,):
+        if not isinstance(value, (list, tuple)):
+            raise ConfigError(f"{path}: {_found(value)}; wanted a list.")
+        parameters = parameters[:1] * len(value)
     if not isinstance(value, (list, tuple)) or len(value) != len(parameters):
         raise ConfigError(f"{path}: {_found(value)}; wanted a list of {len(parameters)} values.")
     return tuple(

@@ -54,6 +54,7 @@ class Session:
         self._council = council
         self._directory = directory
         self._attempts = attempts
+        self._accepted: list[Any] = []  # what data.accept_changed accepted; rank 0 knows
         self._progress = Progress(
             directory if process.topology.rank == 0 else None,
             total_steps=settings.train.steps,
@@ -78,16 +79,18 @@ class Session:
             resumed = checkpointer.resume(
                 settings.resume, accept=lambda manifest: self._accept(manifest, stream)
             )
-        position = self._begin(checkpointer, resumed)
-        if position.step >= settings.train.steps:
+        steps = builders.steps_of(settings, stream)
+        position = self._begin(checkpointer, resumed, steps)
+        if position.step >= steps:
             checkpointer.close(wait_for_commit=False)
+            more = "train.steps" if steps == settings.train.steps else "the components' epochs"
             self._progress.say(
                 f"run {settings.run.name} is complete: its checkpoint is at step {position.step} "
-                f"of {settings.train.steps}. Raise train.steps to train on."
+                f"of {steps}. Raise {more} to train on."
             )
             outcome = requeue.DONE, "already complete"
         else:
-            outcome = self._run_loop(ds_engine, checkpointer, stream, position)
+            outcome = self._run_loop(ds_engine, checkpointer, stream, position, steps)
         self._part()
         return outcome
 
@@ -128,14 +131,22 @@ class Session:
     def _accept(self, manifest: Manifest, stream: Stream) -> None:
         """Refuse another run's checkpoint. The engine asks on rank 0 and tells all ranks."""
         try:
-            changed = same_run.check(manifest.fingerprint, self._settings, stream, manifest.tag)
+            findings = same_run.check(manifest, self._settings, stream)
         except ConfigError as error:
             raise engine.ResumeError(str(error)) from error
-        if changed:
-            self._progress.say(f"note: {changed}.")
+        if findings.free:
+            self._progress.say(f"note: {findings.free}.")
+        self._accepted = same_run.accepted_changes(manifest, findings.data)
+        if findings.data:
+            self._progress.event(
+                {"event": "data_changed", **self._accepted[-1], "tag": manifest.tag}
+            )
 
     def _begin(
-        self, checkpointer: engine.Checkpointer, resumed: engine.ResumedState | None
+        self,
+        checkpointer: engine.Checkpointer,
+        resumed: engine.ResumedState | None,
+        steps: int,
     ) -> Position:
         """Record where this attempt starts, and say so."""
         settings, run = self._settings, self._settings.run
@@ -155,13 +166,22 @@ class Session:
         self._attempts.start(checkpointer.attempt, position.step)
         begins = f"resumes at step {position.step}" if resumed is not None else "starts"
         self._progress.say(
-            f"run {run.name}, attempt {checkpointer.attempt}: {begins}, {settings.train.steps} "
+            f"run {run.name}, attempt {checkpointer.attempt}: {begins}, {steps} "
             f"steps on {self._topology.world_size} ranks, in {run.dir}"
         )
+        if steps < settings.train.steps:
+            self._progress.say(
+                f"note: the data end before train.steps={settings.train.steps}, after step {steps}."
+            )
         return position
 
     def _run_loop(
-        self, ds_engine: Any, checkpointer: engine.Checkpointer, stream: Stream, position: Position
+        self,
+        ds_engine: Any,
+        checkpointer: engine.Checkpointer,
+        stream: Stream,
+        position: Position,
+        steps: int,
     ) -> tuple[int, str]:
         settings, topology = self._settings, self._topology
         loader = StreamLoader(
@@ -177,7 +197,7 @@ class Session:
         )
         loop = StepLoop(
             LoopSettings(
-                steps=settings.train.steps,
+                steps=steps,
                 accumulation_steps=settings.accumulation_steps(topology.world_size),
                 global_batch_size=settings.batch.global_size,
                 step_timeout_seconds=settings.launch.step_timeout_minutes * 60,
@@ -194,7 +214,10 @@ class Session:
             stop=self._process.stop,
             progress=self._progress,
             position=position,
-            stream_state=stream.state,
+            stream_state=lambda offset: {
+                **stream.state(offset),
+                "accepted_changes": self._accepted,
+            },
         )
         try:
             self._progress.begin(position.step)

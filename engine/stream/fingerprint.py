@@ -155,7 +155,8 @@ def compare(
                     "  To go on with the data of now, from the checkpoint's sample offset: set "
                     "data.accept_changed=true.",
                 ]
-            )
+            ),
+            lines,
         )
 
 
@@ -202,7 +203,7 @@ def _leaves(path: str, value: Any) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
             yield from _leaves(f"{path}.{key}" if path else str(key), item)
-    elif isinstance(value, (list, tuple)) and value:
+    elif isinstance(value, (list, tuple)) and any(isinstance(item, Mapping) for item in value):
         for position, item in enumerate(value):
             yield from _leaves(f"{path}[{position}]", item)
     else:

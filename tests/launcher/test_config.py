@@ -129,6 +129,13 @@ def test_a_run_directory_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) 
         (["-m", "batch.micro_size=1,2"], ["-m", "not supported"]),
         (["run.name=${oc.env:NO_SUCH_VARIABLE}"], ["NO_SUCH_VARIABLE"]),
         (["data.components.documentation.weight=much"], ["documentation.weight='much'"]),
+        (["data.components.sources.epochs=0"], ["sources.epochs=0", "or null for no limit"]),
+        (["data.skip=[[1,2,3]]"], ["data.skip[0]", "list of 2"]),
+        (["data.skip=3"], ["data.skip: found 3; wanted a list"]),
+        (["data.stages=[{from: 3}]"], ["data.stages[0].from", "Known here: from_sample, weights"]),
+        (["data.stages=[{from_sample: -3, weights: {}}]"], ["from_sample=-3"]),
+        (["data.stages=[{from_sample: 3, weights: {sources: -1}}]"], ["weight of sources=-1"]),
+        (["data.when_exhausted=stop"], ["data.when_exhausted='stop'", "redistribute or end"]),
     ],
 )
 def test_a_mistake_is_answered_in_one_message_that_names_it(

@@ -60,7 +60,7 @@ def test_what_is_added_ahead_of_the_offset_is_accepted_and_changes_nothing_befor
     ("changed", "path"),
     [
         (stream(Stage(99, {"a": 0.1})), "  segments[1].from_sample"),
-        (stream(skip=[[99, 110]]), "  skip[0][0]"),
+        (stream(skip=[[99, 110]]), "  skip"),
         (stream(epochs={"a": 4}), "  segments[1].from_sample"),
         (stream(weights={"a": 0.5, "b": 0.4}), "  segments[0].slots.a"),
         (stream(weights={"a": 0.5, "b": 0.5, "c": 0.1}), "  components.c.samples"),
@@ -84,9 +84,9 @@ def test_a_skip_that_was_there_already_is_no_change_and_moves_the_frontier() -> 
     stream(skip=[[90, 110], [120, 130]]).compare(stored(before), 100)  # 99 was read from 119
     with pytest.raises(FingerprintMismatch, match="from global index 120 on"):
         stream(skip=[[90, 110], [119, 130]]).compare(stored(before), 100)
-    with pytest.raises(FingerprintMismatch, match=r"skip\[0\]\[1\]"):
+    with pytest.raises(FingerprintMismatch, match=r"skip\n.*: +\[\[90, 110\]\]\n.*: +\[\[90, 111\]\]"):
         stream(skip=[[90, 111]]).compare(stored(before), 100)
-    with pytest.raises(FingerprintMismatch, match="absent"):
+    with pytest.raises(FingerprintMismatch, match=r"now: +\[\]"):
         stream().compare(stored(before), 100)
 
 
