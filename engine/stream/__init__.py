@@ -14,6 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from engine.stream.corpus import DocumentationText, LibrarySources
     from engine.stream.errors import FingerprintMismatch, StreamError, WorkerDied
+    from engine.stream.files.arrow import HuggingFaceTokens
+    from engine.stream.files.datatrove import DatatroveTokens
+    from engine.stream.files.megatron import MegatronTokens
+    from engine.stream.files.parquet import ParquetTokens
     from engine.stream.files.raw import LlmcTokens, TokenFile
     from engine.stream.loader import StreamLoader
     from engine.stream.order import Order, Place
@@ -23,11 +27,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Component",
+    "DatatroveTokens",
     "DocumentationText",
     "FingerprintMismatch",
+    "HuggingFaceTokens",
     "LibrarySources",
     "LlmcTokens",
+    "MegatronTokens",
     "Order",
+    "ParquetTokens",
     "Place",
     "Stage",
     "Stream",
@@ -41,11 +49,15 @@ __all__ = [
 
 _HOMES = {
     "Component": "stream",
+    "DatatroveTokens": "files.datatrove",
     "DocumentationText": "corpus",
     "FingerprintMismatch": "errors",
+    "HuggingFaceTokens": "files.arrow",
     "LibrarySources": "corpus",
     "LlmcTokens": "files.raw",
+    "MegatronTokens": "files.megatron",
     "Order": "order",
+    "ParquetTokens": "files.parquet",
     "Place": "order",
     "Stage": "schedule",
     "Stream": "stream",

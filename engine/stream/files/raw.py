@@ -58,7 +58,9 @@ class TokenFile(Windows):
             )
         files = mapped.find(path, (".bin", ".npy"), component)
         shards = [_array(file, TOKEN_DTYPES[dtype], component) for file in files]
-        source = ShardedTokens(shards, files=files, kind="token file", name=where)
+        source = ShardedTokens(
+            shards, files=files, kind="token file", component=component, path=path
+        )
         super().__init__(source, seq_len=seq_len, vocab_size=vocab_size)
 
 
@@ -83,7 +85,8 @@ class LlmcTokens(Windows):
             [_llmc(file, component) for file in files],
             files=files,
             kind="llm.c tokens",
-            name=f"component {component!r}: {path}",
+            component=component,
+            path=path,
         )
         super().__init__(source, seq_len=seq_len, vocab_size=vocab_size)
 

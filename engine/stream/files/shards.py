@@ -34,6 +34,7 @@ class Shard(Protocol):
         path: the file.
         size: tokens.
         dtype: of the tokens.
+        documents: how many; None where the format keeps no boundaries.
         first_document: the number that the file gives to the shard's first document.
     """
 
@@ -44,10 +45,12 @@ class Shard(Protocol):
     @property
     def dtype(self) -> np.dtype[Any]: ...
     @property
+    def documents(self) -> int | None: ...
+    @property
     def first_document(self) -> int: ...
 
-    def begins(self) -> Begins | None:
-        """Return the documents' begins; None where the format keeps no boundaries."""
+    def begins(self) -> Begins:
+        """Return the documents' begins, where there are documents."""
 
     def read(self, begin: int, end: int) -> Tokens:
         """Return the tokens of ``[begin, end)``, which must be inside. May be a view."""
@@ -63,7 +66,7 @@ class ArrayShard:
         path: the file.
         tokens: the array.
         byte_offset: where in the file it begins; None where that says nothing to people.
-        begins: see `Shard.begins`.
+        begins: see `Shard.begins`; None where the format keeps no boundaries.
         first_document: see `Shard`.
     """
 
@@ -79,13 +82,15 @@ class ArrayShard:
         self.path = path
         self.size = int(tokens.size)
         self.dtype = tokens.dtype
+        self.documents = None if begins is None else len(begins) - 1
         self.first_document = first_document
         self._tokens = tokens
         self._byte_offset = byte_offset
         self._begins = begins
 
-    def begins(self) -> Begins | None:
-        """Return the documents' begins; None where the format keeps no boundaries."""
+    def begins(self) -> Begins:
+        """Return the documents' begins, where there are documents."""
+        assert self._begins is not None
         return self._begins
 
     def read(self, begin: int, end: int) -> Tokens:
@@ -111,7 +116,7 @@ class Ended:
     """
 
     def __init__(self, shard: Shard, token: int, component: str) -> None:
-        if shard.begins() is None:
+        if shard.documents is None:
             raise StreamError(
                 f"component {component!r}: {shard.path}: end_of_document is set, but the file does "
                 "not say where its documents end; leave end_of_document unset"
@@ -124,21 +129,19 @@ class Ended:
             )
         self.path = shard.path
         self.dtype = shard.dtype
+        self.documents = shard.documents
         self.first_document = shard.first_document
+        self.size = shard.size + shard.documents
         self._shard = shard
         self._token = token
 
-    @property
-    def size(self) -> int:
-        return self._shard.size + len(self._inner()) - 1
-
     def begins(self) -> Begins:
         """Return the documents' begins, each later by the tokens that were put before it."""
-        return _Shifted(self._inner())
+        return _Shifted(self._shard.begins())
 
     def read(self, begin: int, end: int) -> Tokens:
         """Return the tokens of ``[begin, end)``."""
-        inner, begins = self._inner(), self.begins()
+        inner, begins = self._shard.begins(), self.begins()
         tokens = np.empty(end - begin, dtype=self.dtype)
         number, at = document_at(begins, begin), begin
         while at < end:
@@ -160,11 +163,6 @@ class Ended:
             return f"the end of document {self.first_document + number} of {self.path}"
         return self._shard.place(position - number)
 
-    def _inner(self) -> Begins:
-        begins = self._shard.begins()
-        assert begins is not None  # checked at the start
-        return begins
-
 
 class _Shifted:
     """Document begins of which the n-th is n later."""
@@ -183,14 +181,16 @@ class ShardedTokens(TokenSource):
     """Shards behind each other.
 
     Args:
-        shards: at least one, all of one dtype.
+        shards: all of one dtype.
         files: what the fingerprint digests.
         kind: the format's name, for the fingerprint.
-        name: what and where, for errors.
+        component: the component's name, for errors.
+        path: what the component's path is set to, for errors.
+        end_of_document: a token to put after each document; see `Ended`.
         details: what else the fingerprint holds.
 
     Raises:
-        StreamError: the shards' dtypes differ.
+        StreamError: there are no shards, their dtypes differ, or the token cannot be put.
     """
 
     def __init__(
@@ -199,15 +199,23 @@ class ShardedTokens(TokenSource):
         *,
         files: Sequence[Path],
         kind: str,
-        name: str,
+        component: str,
+        path: str | Path,
+        end_of_document: int | None = None,
         details: dict[str, Any] | None = None,
     ) -> None:
-        self.name = name
+        self.name = f"component {component!r}: {path}"
+        if not shards:
+            raise StreamError(f"{self.name}: holds no tokens")
+        self._details = dict(details or {})
+        if end_of_document is not None:
+            shards = [Ended(shard, end_of_document, component) for shard in shards]
+            self._details["end_of_document"] = end_of_document
         self.dtype = shards[0].dtype
         for shard in shards:
             if shard.dtype != self.dtype:
                 raise StreamError(
-                    f"{name}: {shards[0].path} holds {self.dtype.name} and {shard.path} "
+                    f"{self.name}: {shards[0].path} holds {self.dtype.name} and {shard.path} "
                     f"{shard.dtype.name}; wanted one dtype in all files of a component"
                 )
         self._shards = shards
@@ -215,7 +223,6 @@ class ShardedTokens(TokenSource):
         self.size = int(self._ends[-1])
         self._files = files
         self._kind = kind
-        self._details = details or {}
 
     def read(self, begin: int, end: int) -> Tokens:
         """Return the tokens of ``[begin, end)``; a view, where they are in one shard."""
@@ -264,10 +271,9 @@ def document_at(begins: Begins, position: int) -> int:
 
 
 def _pieces(shard: Shard, begin: int, end: int) -> list[Piece]:
-    begins = shard.begins()
-    if begins is None:
+    if shard.documents is None:
         return [Piece(str(shard.path), None, begin, end)]
-    found = []
+    begins, found = shard.begins(), []
     number = document_at(begins, begin)
     while begin < end:
         first, last = int(begins[number]), min(end, int(begins[number + 1]))

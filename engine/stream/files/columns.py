@@ -1,0 +1,71 @@
+"""Columns of tokens in Arrow's types: lists of integers, one document a row. Needs pyarrow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.stream.errors import StreamError
+from engine.stream.source import Tokens
+
+DEFAULT_COLUMN = "input_ids"
+
+
+def load_pyarrow(component: str) -> Any:
+    """Return the module pyarrow.
+
+    Raises:
+        StreamError: it is not installed; names the extra that has it.
+    """
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise StreamError(
+            f"component {component!r}: Arrow and Parquet files need pyarrow: install the extra, "
+            "pip install 'everstep[hf]'"
+        ) from error
+    return pyarrow
+
+
+def check_type(schema: Any, column: str, path: Path, component: str) -> np.dtype[Any]:
+    """Return the dtype of a column's tokens.
+
+    Raises:
+        StreamError: there is no such column, or it does not hold lists of integers.
+    """
+    pyarrow = load_pyarrow(component)
+    where = f"component {component!r}: {path}"
+    if column not in schema.names:
+        raise StreamError(
+            f"{where}: has no column {column!r}; it has {', '.join(schema.names)}. Set column"
+        )
+    kind = schema.field(column).type
+    types = pyarrow.types
+    lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    if not lists or not types.is_integer(kind.value_type):
+        hint = " Text becomes tokens by everstep-data prepare" if types.is_string(kind) else ""
+        raise StreamError(
+            f"{where}: column {column!r} holds {kind}, wanted lists of integers.{hint}"
+        )
+    dtype: np.dtype[Any] = np.dtype(kind.value_type.to_pandas_dtype())
+    return dtype
+
+
+def flatten(lists: Any, column: str, where: str) -> tuple[Tokens, Tokens]:
+    """Return an array of lists as tokens, without a copy where it can be, and the rows' begins.
+
+    Raises:
+        StreamError: there is a null among the tokens.
+    """
+    from pyarrow import compute
+
+    lists.validate(full=True)  # a damaged file's offsets may point anywhere
+    values = lists.flatten()
+    if values.null_count:
+        raise StreamError(f"{where}: column {column!r} has {values.null_count} nulls among tokens")
+    lengths = compute.list_value_length(lists).fill_null(0)
+    begins = np.zeros(len(lists) + 1, dtype=np.int64)
+    np.cumsum(lengths.to_numpy(zero_copy_only=False), out=begins[1:])
+    return values.to_numpy(zero_copy_only=True), begins

@@ -1,0 +1,161 @@
+"""Parquet files with a column of tokens. Needs pyarrow.
+
+Parquet is compressed, so it cannot be mapped: a window's row groups are decoded when it is read,
+and the last few are kept. That is slow in random order. ``everstep-data prepare`` makes a token
+file of it once, which is not.
+
+How many tokens a row group has is taken from the file's footer, without decoding, which is right as
+long as no row is empty or null; where that turns out untrue, reading says so.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.stream.errors import StreamError
+from engine.stream.files import columns, mapped
+from engine.stream.files.shards import ShardedTokens, document_at
+from engine.stream.source import Tokens, spread
+from engine.stream.tokens import Windows
+
+KEPT_ROW_GROUPS = 4
+
+
+class ParquetTokens(Windows):
+    """Windows over the tokens of Parquet files, their rows behind each other.
+
+    Args:
+        path: a file, or a folder of ``.parquet`` files, taken in the order of their paths.
+        seq_len: tokens per sample.
+        component: the component's name, for errors.
+        column: which column has the tokens, as lists of integers.
+        end_of_document: a token to put after each row, if rows do not end in one.
+        vocab_size: if given, a token that is not below it is an error.
+
+    Raises:
+        StreamError: pyarrow is missing, or a file is; a file is torn; the column is not there or
+            does not hold lists of integers.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        seq_len: int,
+        component: str,
+        column: str = columns.DEFAULT_COLUMN,
+        end_of_document: int | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        files = mapped.find(path, (".parquet",), component)
+        opened = [_File(file, column, component) for file in files]
+        shards = [shard for file in opened for shard in file.row_groups()]
+        source = _Decoded(
+            shards,
+            files=files,
+            kind="parquet tokens",
+            component=component,
+            path=path,
+            end_of_document=end_of_document,
+            details={"column": column},
+        )
+        super().__init__(source, seq_len=seq_len, vocab_size=vocab_size)
+
+
+class _Decoded(ShardedTokens):
+    def sampled_ranges(self) -> Any:
+        """Yield head and tail alone: what is between them costs a row group each."""
+        yield from spread(self.size, 2, 1)
+
+
+class _File:
+    """One open file, and the row groups of it that were decoded last."""
+
+    def __init__(self, path: Path, column: str, component: str) -> None:
+        pyarrow = columns.load_pyarrow(component)
+        from pyarrow import parquet
+
+        self.path = path
+        self.where = f"component {component!r}: {path}"
+        self._column = column
+        mapped.size_of(path, component)
+        try:
+            self._file = parquet.ParquetFile(path, memory_map=True)
+            self.dtype = columns.check_type(self._file.schema_arrow, column, path, component)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise StreamError(f"{self.where}: is torn, or not Parquet: {error}") from error
+        self.decode = lru_cache(KEPT_ROW_GROUPS)(self._decode)
+
+    def row_groups(self) -> list[_RowGroup]:
+        """Return the file's row groups as shards."""
+        metadata, groups, first_row = self._file.metadata, [], 0
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            leaves = [
+                group.column(leaf)
+                for leaf in range(group.num_columns)
+                if group.column(leaf).path_in_schema.split(".")[0] == self._column
+            ]
+            groups.append(_RowGroup(self, number, leaves[0].num_values, group.num_rows, first_row))
+            first_row += group.num_rows
+        return groups
+
+    def _decode(self, number: int) -> tuple[Tokens, Tokens]:
+        import pyarrow
+
+        try:
+            # One thread: a loader's worker is a fork, and has not its parent's.
+            table = self._file.read_row_group(number, columns=[self._column], use_threads=False)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise StreamError(
+                f"{self.where}: row group {number} cannot be read: {error}"
+            ) from error
+        lists = table.column(self._column).combine_chunks()
+        if isinstance(lists, pyarrow.ChunkedArray):
+            lists = lists.chunk(0)
+        return columns.flatten(lists, self._column, self.where)
+
+
+class _RowGroup:
+    """A row group as a shard that is decoded when it is read."""
+
+    def __init__(self, file: _File, number: int, size: int, rows: int, first_row: int) -> None:
+        self._file = file
+        self._number = number
+        self.size = size
+        self.documents = rows
+        self.first_document = first_row
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._file.dtype
+
+    def begins(self) -> Tokens:
+        """Return where the rows begin. Decodes the row group."""
+        return self._decode()[1]
+
+    def read(self, begin: int, end: int) -> Tokens:
+        """Return the tokens of ``[begin, end)``. Decodes the row group."""
+        return self._decode()[0][begin:end]
+
+    def place(self, position: int) -> str:
+        """Say for people where a token is in the file."""
+        return f"row {self.first_document + document_at(self.begins(), position)} of {self.path}"
+
+    def _decode(self) -> tuple[Tokens, Tokens]:
+        tokens, begins = self._file.decode(self._number)
+        if tokens.size != self.size:
+            raise StreamError(
+                f"{self._file.where}: row group {self._number} has {tokens.size} tokens where the "
+                f"file's footer says {self.size}: some of its rows are empty or null; make a token "
+                "file of it by everstep-data prepare"
+            )
+        return tokens, begins
