@@ -3,9 +3,12 @@
     python -m engine ls DIR [--strays]              a table of the checkpoints
     python -m engine show DIR [--tag T] [--json]    what one checkpoint holds
     python -m engine verify DIR [--tag T | --all]   read every byte, and name what is damaged
+    python -m engine stream DIR --step N            what was in that step's batch
+    python -m engine stream DIR --sample K          the same of one sample, with its whole text
 
 DIR is a run directory, a checkpoints directory, or one checkpoint's directory. Exit codes: 0 all is
-well, 1 a checkpoint is damaged, 2 there is nothing such to look at, or the arguments are wrong.
+well, 1 a checkpoint is damaged or its data are gone, 2 there is nothing such to look at, or the
+arguments are wrong.
 """
 
 import argparse
@@ -64,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     which = verify.add_mutually_exclusive_group()
     which.add_argument("--tag", help="verify this one: global_step<number> or a stray's name")
     which.add_argument("--all", action="store_true", help="verify all that are committed")
+    stream = add("stream", _stream, "Say which samples made a step's batch, and what they are.")
+    what = stream.add_mutually_exclusive_group(required=True)
+    what.add_argument("--step", type=int, help="the step, as in metrics.jsonl")
+    what.add_argument("--sample", type=int, help="one sample offset; its text is printed whole")
+    stream.add_argument("--tag", help="by this checkpoint's record; the newest unless given")
+    stream.add_argument("--tokenizer", metavar="FILE", help="a tokenizers JSON file, to decode by")
     return parser
 
 
@@ -113,6 +122,24 @@ def _verify_one(path: str) -> int:
     if not problems:
         print(f"{name}: intact")
     return EXIT_DAMAGED if problems else 0
+
+
+def _stream(options: argparse.Namespace) -> int:
+    from engine import look  # numpy, and maybe torch: only for this command
+
+    manifest = inspect.load(inspect.choose(inspect.locate(options.dir), options.tag))
+    if options.step is not None:
+        offsets = look.offsets_of_step(manifest, options.step)
+    else:
+        offsets = range(options.sample, options.sample + 1)
+    batch = look.look(manifest, offsets, options.tokenizer)
+    for note in batch.notes:
+        print(f"note: {note}", file=sys.stderr)
+    for sample in batch.samples:
+        print(*describe.sample(sample, whole=options.sample is not None), sep="\n")
+    for error in batch.errors:
+        print(f"engine: {error}", file=sys.stderr)
+    return EXIT_DAMAGED if batch.errors else 0
 
 
 @contextlib.contextmanager

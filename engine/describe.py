@@ -4,12 +4,17 @@ import datetime
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from engine.format.manifest import Manifest, Parameter
 from engine.format.sealed import JSON
 from engine.inspect import Listed, age_of
 
+if TYPE_CHECKING:
+    from engine.look import Seen
+
 _HEADINGS = ("TAG", "STEP", "SAMPLES", "ATTEMPT", "RANKS", "SIZE", "AGE", "STATE")
+_PREVIEW = 160
 _RIGHT = ("STEP", "SAMPLES", "ATTEMPT", "RANKS", "SIZE", "AGE")
 
 
@@ -38,6 +43,22 @@ def summary(manifest: Manifest, path: str) -> list[str]:
     lines += [("versions", ", ".join(f"{k} {v}" for k, v in manifest.versions.items()))]
     width = max(len(label) for label, _ in lines)
     return [f"{label.ljust(width)}  {text}".rstrip() for label, text in lines]
+
+
+def sample(seen: "Seen", *, whole: bool) -> list[str]:
+    """Return the lines that describe one sample of a batch; its text in one, unless `whole`."""
+    place = seen.place
+    lines = [
+        f"sample {seen.sample_offset}  global index {seen.global_index}  "
+        f"component {place.component}  epoch {place.epoch}  index {place.index}",
+        *(f"  {line}" for line in seen.details),
+    ]
+    if seen.text is None:
+        return lines
+    if whole:
+        return [*lines, *(f"  | {line}" for line in seen.text.splitlines())]
+    text = " ".join(seen.text.split())
+    return [*lines, f"  | {text if len(text) <= _PREVIEW else text[:_PREVIEW] + ' ...'}"]
 
 
 def total_bytes(manifest: Manifest) -> int:
