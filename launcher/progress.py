@@ -19,7 +19,7 @@ from launcher.run_directory import RunDirectory
 
 LINE_EVERY_SECONDS = 5.0
 
-_LOUD_EVENTS = {"failed", "abandoned", "skipped", "writer_restarted", "stray"}
+_LOUD_EVENTS = {"failed", "abandoned", "skipped", "waited", "writer_restarted", "writer_missing", "stray"}
 
 logger = logging.getLogger(__name__)
 

@@ -164,8 +164,10 @@ class Committer:
                 self._tidy(save.draft)
         elif outcome is Published.TAKEN:
             self.abandon(save.name, save.save_id, "another save of this run holds its tag")
-        else:
+        elif commit.is_taken_over(self._directory, self._number):
             self._tell("fenced", save_id=save.save_id, reason="a newer attempt took over")
+        else:
+            self.abandon(save.name, save.save_id, "its directory has gone")
 
     def _is_stray(self, holder: Manifest, line: history.History) -> bool:
         """Tell whether the save that holds our tag is a lower attempt's, off this run's history."""
@@ -205,7 +207,7 @@ class Committer:
             retention.empty_trash(self._directory, self._number)
         except OSError as error:
             self._log(f"{save_id}: {error}")
-        fenced = commit.is_fenced(self._directory, self._number)
+        fenced = commit.is_taken_over(self._directory, self._number)
         self._tell("fenced" if fenced else "abandoned", save_id=save_id, reason=reason)
 
     def _discard(self, name: str) -> None:

@@ -42,6 +42,7 @@ class Handover:
         self._rank = rank
         self._on_event = on_event
         self._unsettled: dict[str, _Unsettled] = {}
+        self._writer_missing = False
         self.failures_in_a_row = 0
         self.last_failure = ""
         self.last_committed_step: int | None = None
@@ -66,11 +67,14 @@ class Handover:
         )
 
     def take_in(self) -> None:
-        """Take in the writer's reports; start another writer if it has died. Does not wait."""
+        """Take in the writer's reports; replace a writer that has died or hangs. Does not wait."""
         for report in self._link.reports():
             self._handle(report)
-        if not self._link.alive:
-            self._restart_writer()
+        if self._unsettled and self._link.silent:
+            self._link.kill()
+            self._restart_writer("it said nothing for too long: it was stopped, or hung; killed")
+        elif not self._link.alive and (self._unsettled or not self._writer_missing):
+            self._restart_writer("it has died")
 
     def settle(self, timeout_seconds: float) -> bool:
         """Block until every sealed save is settled; False if the time ran out."""
@@ -98,17 +102,18 @@ class Handover:
             self._link.wait(min(left, 1.0))
             self.take_in()
 
-    def _restart_writer(self) -> None:
+    def _restart_writer(self, why: str) -> None:
         """Replace a dead writer and give the new one what is not settled.
 
         Without the image where that was persisted: it may hold another save by now.
         """
-        logger.error("rank %d: the writer (process %s) has died", self._rank, self._link.pid)
+        logger.error("rank %d: a new writer for process %s: %s", self._rank, self._link.pid, why)
         try:
             self._link.start()
-            reason = f"the writer died {_MAX_WRITER_DEATHS} times over it"
+            reason = f"the writer was lost {_MAX_WRITER_DEATHS} times over it"
         except (WriterStartError, OSError) as error:
-            reason = f"no writer could be started: {error}"
+            reason = why = f"no writer could be started: {error}"
+        self._writer_missing = not self._link.alive
         handed_over = []
         for save_id, save in list(self._unsettled.items()):
             save.writer_deaths += 1
@@ -118,7 +123,8 @@ class Handover:
                 save.seal, save.descriptor if save.holds_image else None, again=True
             ):
                 handed_over.append(save_id)
-        self._emit("writer_restarted", {"pid": self._link.pid, "saves": handed_over})
+        kind = "writer_missing" if self._writer_missing else "writer_restarted"
+        self._emit(kind, {"pid": self._link.pid, "saves": handed_over, "reason": why})
 
     def _handle(self, report: dict[str, Any]) -> None:
         kind = report.pop("kind")
@@ -129,8 +135,9 @@ class Handover:
         if kind == "persisted":
             if save is not None:
                 save.holds_image = False
-                if self._rank != 0:
-                    del self._unsettled[save_id]  # only rank 0's writer sees it commit
+                if self._rank != 0:  # only rank 0's writer sees it commit
+                    del self._unsettled[save_id]
+                    self.failures_in_a_row = 0
             self._emit(kind, event)
         elif kind in ("failed", "abandoned", "fenced"):
             if self._unsettled.pop(save_id, None) is not None:

@@ -15,6 +15,9 @@ class CheckpointOptions:
     keep_best                the best tags of a metric that `save` is given are kept, too
     commit_deadline_seconds  from rank 0's receipt to the last one; later the save is abandoned
     max_failures             saves that fail in a row before the run stops with the error
+    when_busy                both images still being written when a save is due: "wait" or "skip"
+    paranoid                 read each commit back and compare it with the state that was live
+    writer_silence_seconds   a writer that says nothing for so long is killed and replaced
     bytes_per_second         cap of each writer's disk writes; None leaves them free
     lease                    when an attempt on another host is taken for dead
     log_directory            for the writers' logs; None puts them into the attempt's directory
@@ -25,6 +28,9 @@ class CheckpointOptions:
     keep_best: KeepBest | None = None
     commit_deadline_seconds: float = 600.0
     max_failures: int = 3
+    when_busy: str = "wait"
+    paranoid: bool = False
+    writer_silence_seconds: float = 60.0
     bytes_per_second: float | None = None
     lease: Lease = field(default_factory=Lease)
     log_directory: str | None = None
@@ -33,7 +39,9 @@ class CheckpointOptions:
         Retention(self.keep_last, self.keep_every_steps, self.keep_best)  # it checks them
         if self.max_failures < 1:
             raise ValueError(f"max_failures is {self.max_failures}, wanted 1 or more")
-        for name in ("commit_deadline_seconds", "bytes_per_second"):
+        if self.when_busy not in ("wait", "skip"):
+            raise ValueError(f"when_busy is {self.when_busy!r}, wanted wait or skip")
+        for name in ("commit_deadline_seconds", "writer_silence_seconds", "bytes_per_second"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} is {value}, wanted more than 0")

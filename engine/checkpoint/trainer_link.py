@@ -7,6 +7,8 @@ moment: what it has sent is still delivered, and what it does not take is droppe
 import json
 import select
 import socket
+import threading
+import time
 from typing import Any
 
 MESSAGE_BYTES = 64 << 10
@@ -54,6 +56,26 @@ class TrainerLink:
         """Queue a message; it is sent when the trainer takes it, and dropped when it has died."""
         self._unsent.append(json.dumps({"kind": kind, **fields}).encode())
         self.flush()
+
+    def say_alive_every(self, interval_seconds: float) -> None:
+        """Tell the trainer, from a thread, that this process runs: an `alive` every so often.
+
+        While reports are queued it says nothing: the trainer does not listen anyway.
+        """
+
+        def run() -> None:
+            while True:
+                time.sleep(interval_seconds)
+                if self._unsent:
+                    continue
+                try:
+                    self._socket.send(json.dumps({"kind": "alive"}).encode(), socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    return  # the trainer has died
+
+        threading.Thread(target=run, daemon=True).start()
 
     def flush(self) -> None:
         """Send what is queued, as far as the socket takes it without blocking."""

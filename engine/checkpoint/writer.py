@@ -4,11 +4,12 @@ It is started by `writer_link`, imports neither torch nor DeepSpeed, and ignores
 stop a job: what was staged is persisted whatever happens to the trainer, and only SIGKILL ends it
 early. Everything it is told comes over one SEQPACKET socket, and each image comes as a descriptor.
 
-Who runs what: the main thread takes seals, persists, and, on rank 0, commits (`committer`). On rank
-0 a second thread renews the beat (`beat`).
+Who runs what: the main thread takes seals, persists, and, on rank 0, commits (`committer`). One
+thread tells the trainer that the process runs, whatever the disk does; on rank 0 another renews the
+beat (`beat`).
 
     trainer -> writer   config, seal (+ image, + draft on rank 0), close
-    writer -> trainer   up, persisted, failed, committed, abandoned, pruned, fenced
+    writer -> trainer   up, alive, persisted, failed, committed, abandoned, pruned, fenced, untidy
 """
 
 import json
@@ -35,6 +36,7 @@ from engine.protocol.retention import KeepBest, Retention
 
 _IGNORED = ("SIGHUP", "SIGINT", "SIGTERM", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _IDLE_SECONDS = 5.0
+_PULSES_IN_SILENCE = 12
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class WriterConfig:
     """What a writer is told once, as JSON.
 
     `bytes_per_second` caps its disk writes; None leaves them free. `log` is its stdout and stderr.
+    A writer that says nothing for `silence_seconds` is taken for stopped, and replaced.
     """
 
     rank: int
@@ -56,6 +59,7 @@ class WriterConfig:
     bytes_per_second: float | None = None
     keep_every_steps: int | None = None
     keep_best: KeepBest | None = None
+    silence_seconds: float = 60.0
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "WriterConfig":
@@ -94,6 +98,7 @@ class Writer:
     def run(self) -> None:
         """Serve the trainer until it has ended and nothing is left to do; then sign off."""
         self._trainer.tell("up", pid=os.getpid())
+        self._trainer.say_alive_every(self._config.silence_seconds / _PULSES_IN_SILENCE)
         draining = False
         while True:
             message = self._trainer.receive(self._patience_seconds())
@@ -223,11 +228,16 @@ class Writer:
             except OSError as second:
                 if not files.is_gone(second):
                     _log(f"{save_id}: {path}: {second}")
-        fenced = commit.is_fenced(self._directory, self._config.attempt)
-        if self._committer is not None and draft is not None and not fenced:
-            self._committer.add(name, draft, sealed_at, failure=f"rank 0: {error}")
+        if commit.is_taken_over(self._directory, self._config.attempt):
+            self._trainer.tell("fenced", save_id=save_id, reason=str(error))
             return
-        self._trainer.tell("fenced" if fenced else "failed", save_id=save_id, reason=str(error))
+        reason = str(error)
+        if isinstance(error, OSError) and files.is_gone(error):
+            reason += f"; was {self._config.directory} removed, or is it no longer mounted?"
+        if self._committer is not None and draft is not None:
+            self._committer.add(name, draft, sealed_at, failure=f"rank 0: {reason}")
+        else:
+            self._trainer.tell("failed", save_id=save_id, reason=reason)
 
     def _sign_off(self) -> None:
         try:

@@ -9,11 +9,13 @@ import json
 import logging
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 _MESSAGE_BYTES = 64 << 10
 _START_SECONDS = 60.0
+_SEND_SECONDS = 10.0
+_KILL_SECONDS = 10.0
+_LOOKS_IN_SILENCE = 4
 _PACKAGES = str(Path(__file__).resolve().parents[2])
 _XXHASH = str(Path(xxhash.__file__).resolve().parents[1])
 # -I -S: nothing of the user's environment, and no site-packages start-up code, runs in the writer.
@@ -75,6 +80,9 @@ class WriterLink:
         self._keeper_fd = keeper_fd
         self._command = command or _command
         self._socket: socket.socket | None = None
+        self._pidfd: int | None = None
+        self._looked_at = 0.0
+        self._silent_seconds = 0.0
         self.pid: int | None = None
         # Data workers forked later must not hold the socket open or speak through it.
         os.register_at_fork(after_in_child=self._drop)
@@ -83,6 +91,11 @@ class WriterLink:
     def alive(self) -> bool:
         """Whether a writer is at the other end, as far as is known."""
         return self._socket is not None
+
+    @property
+    def silent(self) -> bool:
+        """Whether the writer runs as far as is known, and has said nothing for too long."""
+        return self.alive and self._silent_seconds >= self._config.silence_seconds
 
     def start(self) -> None:
         """Start the writer and wait until it says that it is up. Raises WriterStartError."""
@@ -102,6 +115,9 @@ class WriterLink:
             process.wait()  # it has forked; its child, the writer, is nobody's to wait for
             ours.settimeout(_START_SECONDS)
             up = ours.recv(_MESSAGE_BYTES)
+            if up:
+                self.pid = int(json.loads(up)["pid"])
+                self._pidfd = os.pidfd_open(self.pid)
         except OSError as error:
             up, reason = b"", str(error)
         else:
@@ -115,7 +131,7 @@ class WriterLink:
             )
         ours.setblocking(False)
         self._socket = ours
-        self.pid = json.loads(up)["pid"]
+        self._looked_at, self._silent_seconds = time.monotonic(), 0.0
 
     def seal(self, seal: Seal, image: int | None, again: bool = False) -> bool:
         """Hand a staged image over: with this, the save is fully staged.
@@ -146,10 +162,12 @@ class WriterLink:
 
     def reports(self) -> Iterator[dict[str, Any]]:
         """Yield what the writer has reported, without waiting. `alive` is False after its end."""
+        heard = False
         while self._socket is not None:
             try:
                 data = self._socket.recv(_MESSAGE_BYTES)
             except BlockingIOError:
+                self._count_silence(heard)
                 return
             except ConnectionResetError:
                 # The writer died with seals unread. Linux says so once, ahead of what it had sent.
@@ -157,12 +175,37 @@ class WriterLink:
             if not data:
                 self._drop()
                 return
-            yield json.loads(data)
+            heard = True
+            report = json.loads(data)
+            if report["kind"] != "alive":
+                yield report
+
+    def _count_silence(self, heard: bool) -> None:
+        """Add up how long nothing was heard.
+
+        A look adds at most a quarter of the limit: a trainer that was stopped itself, together with
+        its writer perhaps, looks a few times before it draws conclusions.
+        """
+        now = time.monotonic()
+        since = min(now - self._looked_at, self._config.silence_seconds / _LOOKS_IN_SILENCE)
+        self._silent_seconds = 0.0 if heard else self._silent_seconds + since
+        self._looked_at = now
 
     def wait(self, timeout_seconds: float) -> None:
         """Block until there is something to take in, or the time is over."""
         if self._socket is not None:
             select.select([self._socket], [], [], timeout_seconds)
+
+    def kill(self) -> None:
+        """End the writer, stopped or not, and wait for that; all its memory is free then.
+
+        One that the kernel holds in a dead disk's system call ends when that call does.
+        """
+        if self._pidfd is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            select.select([self._pidfd], [], [], _KILL_SECONDS)
+        self._drop()
 
     def close(self) -> None:
         """Tell the writer that nothing more comes; it signs off when it has finished."""
@@ -172,12 +215,12 @@ class WriterLink:
     def _send(self, message: dict[str, Any], descriptors: list[int]) -> bool:
         if self._socket is None:
             return False
-        self._socket.setblocking(True)
+        self._socket.settimeout(_SEND_SECONDS)
         try:
             socket.send_fds(self._socket, [json.dumps(message).encode()], descriptors)
-        except (BrokenPipeError, ConnectionResetError) as error:
-            # Its last reports are still to be read: `reports` finds the end behind them.
-            logger.warning("the writer (process %s) is gone: %s", self.pid, error)
+        except (BrokenPipeError, ConnectionResetError, TimeoutError) as error:
+            # A dead one's last reports are still to be read: `reports` finds the end behind them.
+            logger.warning("the writer (process %s) takes nothing: %s", self.pid, error)
             return False
         finally:
             self._socket.setblocking(False)
@@ -187,6 +230,9 @@ class WriterLink:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
 
 
 def _command(descriptor: int) -> list[str]:

@@ -15,7 +15,7 @@ from engine.format.errors import FormatError
 from engine.format.manifest import Manifest, Receipt
 from engine.protocol import files
 from engine.protocol.files import Renamed
-from engine.protocol.layout import MANIFEST, OPEN, CheckpointDirectory
+from engine.protocol.layout import CLOSED, MANIFEST, OPEN, CheckpointDirectory
 
 
 class Published(enum.Enum):
@@ -31,6 +31,18 @@ class Published(enum.Enum):
 def is_fenced(directory: CheckpointDirectory, attempt: int) -> bool:
     """Tell whether attempt number `attempt` is over, as a fresh listing shows it."""
     return OPEN not in files.fresh_listing(directory.attempt(attempt).path)
+
+
+def is_taken_over(directory: CheckpointDirectory, attempt: int) -> bool:
+    """Tell whether attempt number `attempt` has been closed, as far as can be seen.
+
+    Not where its directory has vanished or cannot be looked into: nobody has taken over then, the
+    disk has failed.
+    """
+    try:
+        return CLOSED in files.fresh_listing(directory.attempt(attempt).path)
+    except OSError:
+        return False
 
 
 def missing_receipts(listed: list[str], world_size: int) -> list[int]:

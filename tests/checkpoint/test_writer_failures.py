@@ -1,0 +1,242 @@
+"""What a failure costs: that save, and no more. Real writers of two ranks, on real disks."""
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.checkpoint import writer_link
+from engine.checkpoint.handover import Handover
+from engine.checkpoint.writer import WriterConfig
+from engine.checkpoint.writer_link import Seal, WriterLink
+from engine.format import names
+from engine.format.shard import metadata_of
+from engine.protocol import files
+from tests.protocol.driver.content import make_draft, pattern, plan_of, read_whole
+from tests.protocol.saves import NONCE, NUMEL, WORLD_SIZE, Run
+
+_WAIT_SECONDS = 60.0
+
+# The writer's own start-up code, with one function of `os` that fails on its first call.
+_FAILS_ONCE = """
+import errno, os, sys
+sys.path.insert(0, sys.argv[2]); sys.path.append(sys.argv[3])
+real = getattr(os, sys.argv[4])
+def fail_once(*arguments):
+    if os.path.exists(sys.argv[5]):
+        return real(*arguments)
+    open(sys.argv[5], "x").close()
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
+setattr(os, sys.argv[4], fail_once)
+from engine.checkpoint.writer import main
+main(int(sys.argv[1]))
+"""
+
+
+class Rank:
+    """One rank's side of saving: its writer, what is unsettled, and the events."""
+
+    def __init__(self, number: int, run: Run, logs: Path, **settings: Any) -> None:
+        self.number = number
+        self.events: list[dict[str, Any]] = []
+        command = settings.pop("command", None)
+        config = WriterConfig(
+            rank=number,
+            world_size=WORLD_SIZE,
+            directory=run.directory.root,
+            attempt=0,
+            log=str(logs / f"writer.{number}"),
+            host="here",
+            keep_last=9,
+            beat_seconds=_WAIT_SECONDS,
+            **{"commit_deadline_seconds": _WAIT_SECONDS, **settings},
+        )
+        self.link = WriterLink(config, command=command)
+        self.link.start()
+        self.handover = Handover(self.link, number, self.events.append)
+
+    def save(self, step: int) -> None:
+        """Stage and seal the shard of this rank."""
+        save_id = names.SaveId(0, step, names.tag_of(step), NONCE)
+        plan = plan_of(NUMEL, WORLD_SIZE, self.number)
+        header = plan.header_bytes(metadata_of(str(save_id), self.number, WORLD_SIZE))
+        image = os.memfd_create("everstep-test-image", os.MFD_CLOEXEC)
+        os.write(image, header + pattern(str(save_id), self.number, plan.size_bytes - len(header)))
+        os.ftruncate(image, -(-plan.size_bytes // 4096) * 4096)
+        draft = json.dumps(make_draft(save_id, WORLD_SIZE, NUMEL, ((0, 0),), None).draft_json())
+        seal = Seal(
+            names.save_directory(save_id.tag, step),
+            str(save_id),
+            plan.size_bytes,
+            plan.data_offset,
+            draft.encode() if self.number == 0 else None,
+        )
+        self.handover.hand_over(seal, step % 2, image)
+
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        """Return the events of one kind."""
+        return [event for event in self.events if event["event"] == kind]
+
+
+class Ranks:
+    """Both ranks of attempt 0."""
+
+    def __init__(self, run: Run, logs: Path) -> None:
+        self.run = run
+        self._logs = logs
+        self.all: list[Rank] = []
+        run.attempt(0)
+
+    def start(self, **of_rank_1: Any) -> list[Rank]:
+        """Start the writers; a commit waits for rank 1 only as long as its settings say."""
+        deadline = of_rank_1.pop("commit_deadline_seconds", _WAIT_SECONDS)
+        for number, settings in enumerate(({"commit_deadline_seconds": deadline}, of_rank_1)):
+            self.all.append(Rank(number, self.run, self._logs, **settings))
+        return self.all
+
+    def save(self, step: int) -> None:
+        """Save on both ranks, and wait until both know what became of it."""
+        for rank in self.all:
+            rank.save(step)
+        for rank in reversed(self.all):  # rank 0 waits for what rank 1 does
+            assert rank.handover.settle(_WAIT_SECONDS)
+
+    def reasons(self, step: int) -> str:
+        """Return everything that was said about a save that came to nothing."""
+        failed = [*self.all[0].told("abandoned"), *self.all[0].told("failed")]
+        failed += [*self.all[1].told("failed"), *self.all[1].told("fenced")]
+        return "\n".join(event["reason"] for event in failed if event["step"] == step)
+
+    def end(self) -> None:
+        """End the writers."""
+        for rank in self.all:
+            rank.link.kill()
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[Ranks]:
+    ranks = Ranks(Run(tmp_path), tmp_path)
+    yield ranks
+    ranks.end()
+
+
+def _pidfd(rank: Rank) -> int:
+    assert rank.link.pid is not None
+    return os.pidfd_open(rank.link.pid)
+
+
+def _has_ended(pidfd: int, timeout_seconds: float = 0) -> bool:
+    return bool(select.select([pidfd], [], [], timeout_seconds)[0])
+
+
+def test_a_stopped_writer_is_noticed_by_its_silence_and_replaced(ranks: Ranks) -> None:
+    rank_0, rank_1 = ranks.start(silence_seconds=2.0)
+    pidfds = _pidfd(rank_0), _pidfd(rank_1)
+    signal.pidfd_send_signal(pidfds[1], signal.SIGSTOP)
+    ranks.save(1)
+    assert _has_ended(pidfds[1]), "with it, its hold on the image has gone"
+    assert not _has_ended(pidfds[0])
+    (event,) = rank_1.told("writer_restarted")
+    assert "said nothing" in event["reason"]
+    assert len(event["saves"]) == 1
+    assert [event["step"] for event in rank_0.told("committed")] == [1]
+    read_whole(ranks.run.directory.tag("global_step1"))
+    for pidfd in pidfds:
+        os.close(pidfd)
+
+
+def test_a_writer_that_works_for_longer_than_the_silence_is_left_alone(ranks: Ranks) -> None:
+    _, rank_1 = ranks.start(silence_seconds=1.0, bytes_per_second=4096)
+    pidfd = _pidfd(rank_1)
+    ranks.save(1)
+    (persisted,) = rank_1.told("persisted")
+    assert persisted["seconds"] > 1.0
+    assert rank_1.told("writer_restarted") == []
+    assert not _has_ended(pidfd)
+    os.close(pidfd)
+
+
+def test_a_rank_that_is_too_slow_costs_that_save(ranks: Ranks) -> None:
+    ranks.start(commit_deadline_seconds=0.3, bytes_per_second=2048)
+    ranks.save(1)
+    assert "ranks [1] gave no receipt in commit_deadline_seconds=0.3" in ranks.reasons(1)
+    assert ranks.run.tags() == []
+
+
+def test_a_rank_whose_writer_has_left_is_not_waited_for(ranks: Ranks) -> None:
+    rank_0, rank_1 = ranks.start()
+    pidfd = _pidfd(rank_1)
+    rank_1.link.close()
+    assert _has_ended(pidfd, _WAIT_SECONDS)
+    os.close(pidfd)
+    rank_0.save(1)
+    assert rank_0.handover.settle(_WAIT_SECONDS)
+    assert "the writers of ranks [1] have left" in ranks.reasons(1)
+
+
+@pytest.mark.parametrize("function", ["pwrite", "fsync", "ftruncate"])
+def test_an_error_of_the_disk_costs_that_save_and_counts_in_a_row_only(
+    ranks: Ranks, tmp_path: Path, function: str
+) -> None:
+    fired = tmp_path / "fired"
+    packages = [writer_link._PACKAGES, writer_link._XXHASH]
+    code = [sys.executable, "-I", "-S", "-c", _FAILS_ONCE]
+    _, rank_1 = ranks.start(
+        command=lambda fd: [*code, str(fd), *packages, function, str(fired)],
+    )
+    ranks.save(1)
+    assert fired.exists()
+    assert "Input/output error" in ranks.reasons(1)
+    assert "ranks [1] could not write their shard" in ranks.reasons(1)
+    assert [rank.handover.failures_in_a_row for rank in ranks.all] == [1, 1]
+    assert files.listing(ranks.run.directory.attempt(0).open) == ["trash"]
+    ranks.save(2)
+    assert ranks.run.tags() == ["global_step2"]
+    assert [rank.handover.failures_in_a_row for rank in ranks.all] == [0, 0]
+    assert rank_1.told("writer_restarted") == []
+
+
+def test_a_directory_that_is_removed_under_a_live_run_is_a_failed_disk(ranks: Ranks) -> None:
+    """Nobody has taken the run over, and the writers live on to say so."""
+    ranks.start()
+    ranks.save(1)
+    shutil.rmtree(ranks.run.directory.root)
+    for step in (2, 3):
+        ranks.save(step)
+        assert f"was {ranks.run.directory.root} removed" in ranks.reasons(step)
+    for rank in ranks.all:
+        assert not rank.handover.fenced
+        assert rank.handover.failures_in_a_row == 2
+        assert rank.told("writer_restarted") == []
+    assert not os.path.exists(ranks.run.directory.root)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounting a tmpfs takes root")
+def test_a_directory_that_becomes_read_only_costs_the_saves_meanwhile(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], check=True)
+    ranks = Ranks(Run(disk), tmp_path)
+    try:
+        ranks.start()
+        ranks.save(1)
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        ranks.save(2)
+        assert "Read-only file system" in ranks.reasons(2)
+        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+        ranks.save(3)
+        assert ranks.run.tags() == ["global_step1", "global_step3"]
+        read_whole(ranks.run.directory.tag("global_step3"))
+        for rank in ranks.all:
+            assert rank.told("writer_restarted") == []
+    finally:
+        ranks.end()
+        subprocess.run(["umount", "--lazy", disk], check=True)
