@@ -153,7 +153,6 @@ def _start_writer(
             keep_every_steps=options.keep_every_steps,
             keep_best=options.keep_best,
             silence_seconds=options.writer_silence_seconds,
-            silence_seconds=options.writer_silence_seconds,
         ),
         keeper_fd,
     )
