@@ -84,7 +84,7 @@ def test_a_skip_that_was_there_already_is_no_change_and_moves_the_frontier() -> 
     stream(skip=[[90, 110], [120, 130]]).compare(stored(before), 100)  # 99 was read from 119
     with pytest.raises(FingerprintMismatch, match="from global index 120 on"):
         stream(skip=[[90, 110], [119, 130]]).compare(stored(before), 100)
-    with pytest.raises(FingerprintMismatch, match=r"skip\n.*: +\[\[90, 110\]\]\n.*: +\[\[90, 111\]\]"):
+    with pytest.raises(FingerprintMismatch, match=r"skip\n.*\[\[90, 110\]\]\n.*\[\[90, 111\]\]"):
         stream(skip=[[90, 111]]).compare(stored(before), 100)
     with pytest.raises(FingerprintMismatch, match=r"now: +\[\]"):
         stream().compare(stored(before), 100)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.stream import Component, Stream, StreamError, StreamLoader
+from engine.stream import Component, Stage, Stream, StreamError, StreamLoader
 from tests.stream.datasets import Augmented, Numbered, Told
 
 Sample = tuple[int, ...]
@@ -26,6 +27,20 @@ Sample = tuple[int, ...]
 def mixed() -> Stream:
     """Two components whose epochs end after 11 and 4 draws of theirs; every sample has draws."""
     return Stream([Component("a", Augmented(11), 0.6), Component("b", Augmented(4), 0.4)], seed=5)
+
+
+def planned() -> Stream:
+    """The same with all that a plan can hold: a limit that is reached, stages, skips, an end."""
+    return Stream(
+        [
+            Component("a", Augmented(11), 0.6, epochs=3),
+            Component("b", Augmented(4), 0.4, epochs=2),
+            Component("c", Augmented(7), 0.0, epochs=3),
+        ],
+        seed=5,
+        stages=[Stage(13, {"a": 0.1}), Stage(29, {"a": 0.5, "c": 0.5})],
+        skip=[[5, 7], [12, 16], [40, 41]],
+    )
 
 
 def expected(stream: Stream, begin: int, end: int) -> list[Sample]:
@@ -40,9 +55,19 @@ def expected(stream: Stream, begin: int, end: int) -> list[Sample]:
 
 @contextmanager
 def all_ranks(
-    stream: Stream, *, ranks: int, micro: int, offset: int, workers: int = 0
+    stream: Stream,
+    *,
+    ranks: int,
+    micro: int,
+    offset: int,
+    workers: int = 0,
+    accumulation: int = 1,
+    state: dict[str, Any] | None = None,
 ) -> Iterator[Iterator[list[Sample]]]:
-    """Yield an iterator over micro steps, each the samples of all ranks in rank order."""
+    """Yield an iterator over micro steps, each the samples of all ranks in rank order.
+
+    Starts at `offset`, or with loaders made at 0 that load a state which says it.
+    """
     with ExitStack() as stack:
         loaders = [
             stack.enter_context(
@@ -52,14 +77,17 @@ def all_ranks(
                         micro_batch_size=micro,
                         dp_rank=rank,
                         dp_world_size=ranks,
-                        sample_offset=offset,
-                        global_batch_size=ranks * micro,
+                        sample_offset=offset if state is None else 0,
+                        global_batch_size=ranks * micro * accumulation,
                         workers=workers,
                     )
                 )
             )
             for rank in range(ranks)
         ]
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
         yield (
             [
                 sample
@@ -70,11 +98,11 @@ def all_ranks(
         )
 
 
-def read(count: int, **layout: int) -> list[Sample]:
-    """Read `count` samples of a fresh stream with fresh loaders."""
+def read(count: int, stream: Stream | None = None, **layout: Any) -> list[Sample]:
+    """Read `count` samples of a stream, a fresh one if none is given, with fresh loaders."""
     per_micro_step = layout["ranks"] * layout["micro"]
     assert count % per_micro_step == 0
-    with all_ranks(mixed(), **layout) as micro_steps:
+    with all_ranks(stream or mixed(), **layout) as micro_steps:
         return [
             sample
             for micro_step in itertools.islice(micro_steps, count // per_micro_step)
@@ -82,18 +110,41 @@ def read(count: int, **layout: int) -> list[Sample]:
         ]
 
 
-def test_restored_at_every_position_over_two_epoch_ends_the_whole_tail_is_the_same() -> None:
-    """With other ranks and micro batches each time; a fresh stream and loader each time."""
-    layouts = itertools.cycle([(1, 1), (2, 1), (1, 3), (2, 3), (3, 2), (6, 1), (1, 6), (3, 1)])
-    count = 48  # "a" ends its second epoch at about 37, "b" its fourth at 40
-    uninterrupted = read(count, ranks=2, micro=2, offset=0)
-    assert uninterrupted == expected(mixed(), 0, count)
+@pytest.mark.parametrize("make", [mixed, planned])
+def test_restored_at_every_position_over_two_epoch_ends_the_whole_tail_is_the_same(
+    make: Callable[[], Stream],
+) -> None:
+    """With other ranks, micro and global batches and workers each time, all of it made anew."""
+    layouts = itertools.cycle(
+        [(1, 1, 6), (2, 1, 1), (1, 3, 2), (2, 3, 1), (3, 2, 1), (6, 1, 1), (1, 6, 1), (3, 1, 2)]
+    )
+    # Without a plan, "a" ends its second epoch at about 37 and "b" its fourth at 40. With it, every
+    # sample but the seven that are skipped is used, and the global batches of 6 end one before it.
+    assert planned().length == 33 + 8 + 21 - 7 == 55
+    count = 54 if make is planned else 48
+    uninterrupted = read(count, make(), ranks=2, micro=1, offset=0)
+    assert uninterrupted == expected(make(), 0, count)
+    workers = itertools.cycle([0, 0, 1, 0, 2])
     for position in range(count):
-        ranks, micro = next(layouts)
+        ranks, micro, accumulation = next(layouts)
         tail = -(-(count - position) // 6) * 6
-        resumed = read(tail, ranks=ranks, micro=micro, offset=position)
+        stream = make()
+        if stream.length is not None:
+            tail = (stream.length - position) // 6 * 6
+        resumed = read(
+            tail,
+            stream,
+            ranks=ranks,
+            micro=micro,
+            accumulation=accumulation,
+            offset=position,
+            workers=next(workers),
+            state={"sample_offset": position, "fingerprint": make().fingerprint()}
+            if position % 2
+            else None,
+        )
         joined = uninterrupted[:position] + resumed
-        assert joined[:count] == uninterrupted, (position, ranks, micro)
+        assert joined[:count] == uninterrupted[: len(joined)], (position, ranks, micro)
 
 
 @given(offset=st.integers(0, 10**12), ranks=st.integers(1, 5), micro=st.integers(1, 5))

@@ -13,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -103,6 +104,26 @@ def test_a_worker_that_is_killed_is_reported_with_the_sample_it_was_reading() ->
     wanted = r"data worker 0 .* died of SIGKILL while reading component 'docs', epoch 0, index 3 "
     assert raised.match(wanted)
     assert multiprocessing.active_children() == []
+
+
+def test_a_file_that_is_cut_short_while_it_is_mapped_is_reported_with_the_sample(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "numbers.bin"
+    np.arange(1 << 16, dtype="<u2").tofile(path)
+
+    class Mapped(Numbered):
+        numbers = np.memmap(path, "<u2", mode="r")
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.tensor(int(self.numbers[index * 4096 + 4095]))
+
+    with closing(loader_of(Mapped(16), workers=1)) as loader:
+        os.truncate(path, 0)
+        with pytest.raises(WorkerDied) as raised:
+            next(loader)
+    assert raised.match(r"died of SIGBUS while reading component 'docs', epoch 0, index \d+")
+    assert raised.match(".*cut short while it was in use")
 
 
 def test_closing_does_not_wait_for_a_worker_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
