@@ -5,7 +5,7 @@ Blocking and collective, all of them: every rank of the group calls, in the same
 
 import enum
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,13 @@ class Agreement:
         first = {why: rank for rank, why in reversed(list(enumerate(said))) if why}
         reasons = sorted((rank, why) for why, rank in first.items())
         return Verdict(gravest, tuple(f"rank {rank}: {why}" for rank, why in reasons))
+
+    def gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Return the numbers of every rank, by rank; each gives as many."""
+        mine = torch.tensor(numbers, dtype=torch.int64)
+        all_of_them = [torch.zeros_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(all_of_them, mine, group=self._group)
+        return [theirs.tolist() for theirs in all_of_them]
 
     def broadcast(self, value: Any) -> Any:
         """Return rank 0's JSON-able `value` on every rank; the others' is ignored."""

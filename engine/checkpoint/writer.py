@@ -164,7 +164,7 @@ class Writer:
         """Say what the writer before this one did not get to say."""
         fields = {"save_id": message["save_id"], "bytes": message["size_bytes"]}
         seconds = time.monotonic() - message["sealed_at"]
-        self._trainer.tell("persisted", **fields, seconds=seconds)
+        self._trainer.tell("persisted", **fields, seconds=0.0)
         if self._committer is not None:
             self._trainer.tell("committed", **fields, seconds=seconds)
 

@@ -1,0 +1,90 @@
+"""Is there room for what is to come? Asked once, before the first save and before the images.
+
+Collective: the ranks of a host share its memory, and all ranks share the disk. What cannot work is
+refused with the numbers, on every rank alike; what will work for now is an event.
+"""
+
+import hashlib
+import os
+
+from engine.checkpoint import memory
+from engine.checkpoint.collective import Severity
+from engine.checkpoint.errors import CheckpointError
+from engine.checkpoint.handover import IMAGES
+from engine.checkpoint.session import Session
+from engine.format import names
+from engine.protocol import files
+from engine.protocol.owner import Place
+
+
+def check(session: Session, shard_bytes: int, keep_last: int) -> None:
+    """Check that this host's memory holds the images, and the disk two checkpoints at least.
+
+    Args:
+        shard_bytes: of this rank; 0 where it is not known, which leaves this rank out.
+        keep_last: checkpoints that are kept; one more is there until an old one goes.
+
+    A disk that has no room for `keep_last` and one more is the event `low_space`. Quotas do not
+    show in what a file system says is free, and other tenants' writes are not foreseen.
+
+    Raises:
+        CheckpointError: there is not enough of either, on any host.
+    """
+    rows = session.agreement.gather([_this_host(), shard_bytes])
+    local = [size for host, size in rows if host == _this_host()]
+    reasons = [_lack_of_memory(local)]
+    if session.rank == 0:
+        reasons.append(_lack_of_space(session, sum(size for _, size in rows), keep_last))
+    reason = "; ".join(filter(None, reasons))
+    # No rank takes memory before all have looked.
+    verdict = session.agreement.reach(Severity.STOP if reason else Severity.NONE, reason)
+    if verdict.severity is not Severity.NONE:
+        raise CheckpointError(str(verdict))
+
+
+def _this_host() -> int:
+    boot_id = Place.here().boot_id.encode()  # one kernel, one memory, whatever the containers
+    return int.from_bytes(hashlib.blake2b(boot_id, digest_size=7).digest(), "big")
+
+
+def _lack_of_memory(shards: list[int]) -> str:
+    needed = IMAGES * sum(shards)
+    room = memory.room()
+    if needed <= room.free_bytes:
+        return ""
+    return (
+        f"staging needs {IMAGES} images of each rank's state in memory: {needed} bytes for the "
+        f"{len(shards)} ranks of host {Place.here().host}, where {room.free_bytes} are free "
+        f"({room.limit}). Give the job more memory (Slurm: --mem), or start fewer ranks on a host "
+        "(launch.ranks)"
+    )
+
+
+def _lack_of_space(session: Session, checkpoint_bytes: int, keep_last: int) -> str:
+    """Return why the disk is too small; emit an event where it is only smaller than wanted."""
+    root = session.directory.root
+    status = os.statvfs(root)
+    if status.f_blocks == 0:  # some network and FUSE mounts do not say
+        return ""
+    free = status.f_bavail * status.f_frsize
+    present = sum(names.step_of(name) is not None for name in files.listing(root))
+    least = (2 - min(present, 1)) * checkpoint_bytes
+    wanted = (keep_last + 1 - min(present, keep_last)) * checkpoint_bytes
+    numbers = (
+        f"a checkpoint has {checkpoint_bytes} bytes, {present} are in {root}, and {free} bytes are "
+        "free there"
+    )
+    if free < least:
+        return (
+            f"checkpoint.dir has no room for two checkpoints, the newest and the one being "
+            f"written: {numbers}, where {least} are needed. Make room, or set checkpoint.dir to a "
+            "larger file system"
+        )
+    if free < wanted:
+        session.emit(
+            "low_space",
+            free_bytes=free,
+            needed_bytes=wanted,
+            reason=f"{numbers}; checkpoint.keep_last={keep_last} and one more need {wanted}",
+        )
+    return ""

@@ -1,0 +1,117 @@
+"""Room for what is to come: refused with numbers where there is none, said where it is short."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from engine.checkpoint import memory, preflight
+from engine.checkpoint.collective import Severity, Verdict
+from engine.checkpoint.errors import CheckpointError
+from engine.checkpoint.memory import Room
+from engine.checkpoint.session import Session
+from engine.protocol.layout import CheckpointDirectory
+
+_HERE = preflight._this_host()
+_ELSEWHERE = _HERE - 1
+_BLOCK = 4096
+
+
+class _Agreement:
+    """Rank 0's, of ranks whose answers are known: (host, shard bytes) by rank."""
+
+    def __init__(self, rows: list[list[int]]) -> None:
+        self._rows = rows
+
+    def gather(self, numbers: list[int]) -> list[list[int]]:
+        assert numbers == self._rows[0]
+        return self._rows
+
+    def reach(self, severity: Severity, reason: str) -> Verdict:
+        return Verdict(severity, (reason,) if reason else ())
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """How much memory and disk there is; enough, unless a test says otherwise."""
+    host = SimpleNamespace(memory_bytes=1 << 40, free_blocks=1 << 20, blocks=1 << 30)
+    monkeypatch.setattr(memory, "room", lambda: Room(host.memory_bytes, "the test's limit"))
+    monkeypatch.setattr(
+        os,
+        "statvfs",
+        lambda path: SimpleNamespace(
+            f_bavail=host.free_blocks, f_frsize=_BLOCK, f_blocks=host.blocks
+        ),
+    )
+    return host
+
+
+def _check(
+    root: Path, shards: list[tuple[int, int]], keep_last: int = 2
+) -> list[tuple[str, dict[str, Any]]]:
+    events: list[tuple[str, dict[str, Any]]] = []
+    session = SimpleNamespace(
+        agreement=_Agreement([list(row) for row in shards]),
+        rank=0,
+        directory=CheckpointDirectory(str(root)),
+        emit=lambda event, **fields: events.append((event, fields)),
+    )
+    preflight.check(cast(Session, session), shards[0][1], keep_last)
+    return events
+
+
+def test_two_images_of_every_rank_of_this_host_must_fit(
+    tmp_path: Path, host: SimpleNamespace
+) -> None:
+    shards = [(_HERE, 1000), (_ELSEWHERE, 90_000), (_HERE, 3000)]
+    host.memory_bytes = 8000
+    assert _check(tmp_path, shards) == []
+    host.memory_bytes = 7999
+    with pytest.raises(CheckpointError) as raised:
+        _check(tmp_path, shards)
+    for part in ("8000 bytes", "2 ranks", "7999 are free", "the test's limit", "launch.ranks"):
+        assert part in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("tags", "keep_last", "least", "wanted"),
+    [(0, 2, 2, 3), (1, 2, 1, 2), (2, 2, 1, 1), (5, 2, 1, 1), (0, 1, 2, 2), (1, 4, 1, 4)],
+)
+def test_the_disk_must_hold_two_checkpoints_and_should_hold_one_more_than_are_kept(
+    tmp_path: Path, host: SimpleNamespace, tags: int, keep_last: int, least: int, wanted: int
+) -> None:
+    """Those that are there already are counted: they make way for new ones."""
+    for step in range(tags):
+        (tmp_path / f"global_step{step}").mkdir()
+    (tmp_path / "latest").touch()
+    shards = [(_HERE, 7 * _BLOCK), (_ELSEWHERE, 3 * _BLOCK)]
+    host.free_blocks = 10 * least - 1
+    with pytest.raises(CheckpointError) as raised:
+        _check(tmp_path, shards, keep_last)
+    numbers = (10 * _BLOCK, f"{tags} are in {tmp_path}", host.free_blocks * _BLOCK)
+    for part in ("checkpoint.dir", *numbers, 10 * least * _BLOCK):
+        assert str(part) in str(raised.value)
+    host.free_blocks = 10 * wanted
+    assert _check(tmp_path, shards, keep_last) == []
+    if wanted > least:
+        host.free_blocks -= 1
+        ((event, fields),) = _check(tmp_path, shards, keep_last)
+        assert event == "low_space"
+        assert fields["needed_bytes"] == 10 * wanted * _BLOCK
+        assert fields["free_bytes"] == host.free_blocks * _BLOCK
+        assert f"checkpoint.keep_last={keep_last}" in fields["reason"]
+
+
+def test_a_disk_that_does_not_say_how_large_it_is_passes(
+    tmp_path: Path, host: SimpleNamespace
+) -> None:
+    host.free_blocks = host.blocks = 0
+    assert _check(tmp_path, [(_HERE, 1000)]) == []
+
+
+def test_both_lacks_are_said_at_once(tmp_path: Path, host: SimpleNamespace) -> None:
+    host.memory_bytes = host.free_blocks = 1
+    with pytest.raises(CheckpointError, match=r"staging needs 2 images.*; checkpoint.dir has no"):
+        _check(tmp_path, [(_HERE, _BLOCK)])
