@@ -19,7 +19,16 @@ from launcher.run_directory import RunDirectory
 
 LINE_EVERY_SECONDS = 5.0
 
-_LOUD_EVENTS = {"failed", "abandoned", "skipped", "waited", "writer_restarted", "writer_missing", "stray"}
+_LOUD_EVENTS = {
+    "failed",
+    "abandoned",
+    "skipped",
+    "waited",
+    "writer_restarted",
+    "writer_missing",
+    "low_space",
+    "stray",
+}
 
 logger = logging.getLogger(__name__)
 
