@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from tests.protocol.driver.events import Event, Events
 from tests.protocol.driver.trainer import FENCED, REFUSED, Settings
 
 _REPOSITORY = Path(__file__).resolve().parents[3]
+_TRAINER = (sys.executable, "-m", "tests.protocol.driver.trainer")
 _START_SECONDS = 120.0
 _END_SECONDS = 120.0
 
@@ -24,14 +26,17 @@ class AttemptError(AssertionError):
 class Ranks:
     """The trainers of one start, and through the events their writers."""
 
-    def __init__(self, settings: list[Settings], events: Events) -> None:
+    def __init__(
+        self, settings: list[Settings], events: Events, program: Sequence[str] = _TRAINER
+    ) -> None:
+        """Start them: `program` with a rank's settings as its last argument."""
         self._events = events
         self.key = settings[0].key
         self._log = os.path.join(settings[0].logs, f"trainers.{self.key:05d}")
         with open(self._log, "wb") as log:
             self._processes = [
                 subprocess.Popen(
-                    [sys.executable, "-m", "tests.protocol.driver.trainer", _json(one)],
+                    [*program, _json(one)],
                     cwd=_REPOSITORY,
                     stdin=subprocess.PIPE,
                     stdout=events.write_end,
@@ -44,6 +49,9 @@ class Ranks:
     @property
     def world_size(self) -> int:
         return len(self._processes)
+
+    def pid(self, rank: int) -> int:
+        return self._processes[rank].pid
 
     def start(self) -> Event | None:
         """Pass on the number that rank 0 takes; return its "started", or None if it is refused."""
