@@ -76,7 +76,7 @@ def attach(
     try:
         taken = agreement.on_rank_0(take_number, _ERRORS)
     except OSError as error:
-        raise CheckpointError(f"the checkpoint directory {root} does not serve: {error}") from error
+        raise CheckpointError(f"checkpoint.dir={root} does not serve: {error}") from error
     attempt, nonce = taken["attempt"], taken["nonce"]
     _require_shared(paths.attempt(attempt), nonce, agreement, root, taken["root"])
     link = _start_writer(paths, attempt, agreement, options, keeper_fd)

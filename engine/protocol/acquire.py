@@ -5,6 +5,7 @@ clock: a lock file would outlive a SIGKILL, and clocks differ between hosts. Cal
 blocks while an older attempt's writer finishes what was staged.
 """
 
+import errno
 import logging
 import os
 import secrets
@@ -20,6 +21,7 @@ from engine.protocol.owner import DRAINING, Beat, Owner, Place, start_ticks
 
 logger = logging.getLogger(__name__)
 
+_NO_FSYNC = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 _PREPARED = ".new."
 _MINIMUM_LISTINGS = 9
 _WAIT_SECONDS = 0.05
@@ -60,9 +62,15 @@ def acquire(
 
     Raises:
         RunHeldError: the previous attempt is alive.
-        UnsuitableDirectoryError: renaming overwrites here.
+        UnsuitableDirectoryError: it is no directory, renaming overwrites, or fsync does not work.
     """
-    os.makedirs(directory.attempts, exist_ok=True)
+    try:
+        os.makedirs(directory.attempts, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UnsuitableDirectoryError(
+            f"{error.filename}: a file is where a directory is wanted. Move it away, or set "
+            "checkpoint.dir to another path"
+        ) from error
     while True:
         newest = max(attempt_numbers(directory), default=-1)
         if newest >= 0:
@@ -108,6 +116,7 @@ def _take(directory: CheckpointDirectory, owner: Owner) -> bool:
     try:
         os.makedirs(os.path.join(prepared, OPEN, TRASH))
         _check_rename(prepared)
+        _check_fsync(prepared)
         files.write_durably(os.path.join(prepared, OWNER), owner.to_bytes())
         outcome = files.rename_new(prepared, path)
     except OSError as error:
@@ -218,3 +227,22 @@ def _check_rename(parent: str) -> None:
             )
     finally:
         shutil.rmtree(probe, ignore_errors=True)
+
+
+def _check_fsync(parent: str) -> None:
+    """Refuse a file system where nothing can be made durable."""
+    probe = os.path.join(parent, "probe")
+    descriptor = os.open(probe, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_FSYNC:
+            raise
+        raise UnsuitableDirectoryError(
+            f"{parent}: fsync does not work here ({error.strerror}), so that what was committed "
+            "could be lost all the same: set checkpoint.dir to a directory of a file system that "
+            "has it"
+        ) from error
+    finally:
+        os.close(descriptor)
+        os.unlink(probe)

@@ -218,3 +218,21 @@ def test_a_mistake_that_only_the_ranks_can_find_is_said_once(tmp_path: Path) -> 
     assert code == 78
     assert said.count("layerz") == 1
     assert "Traceback" not in said
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounting a tmpfs takes root")
+def test_a_disk_too_small_for_two_checkpoints_is_refused_before_the_first_step(
+    tmp_path: Path,
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", disk], check=True)
+    try:
+        code, said = run(tmp_path / "run", f"checkpoint.dir={disk / 'checkpoints'}")
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+    assert code == 78, said
+    assert said.count("checkpoint.dir has no room for two checkpoints") == 1
+    assert "bytes are free" in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()

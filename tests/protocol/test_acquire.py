@@ -1,5 +1,6 @@
 """Taking the next attempt number, and judging who holds the one before."""
 
+import errno
 import json
 import os
 import shutil
@@ -203,6 +204,27 @@ def test_a_rename_that_overwrites_is_refused(run: Run, monkeypatch: pytest.Monke
     with pytest.raises(UnsuitableDirectoryError, match=r"checkpoint\.dir"):
         _take(run, _me(), Clock())
     assert attempt_numbers(run.directory) == []
+
+
+def test_a_file_system_without_fsync_is_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(UnsuitableDirectoryError, match=r"fsync does not work.*checkpoint\.dir"):
+        _take(run, _me(), Clock())
+    assert attempt_numbers(run.directory) == []
+
+
+@pytest.mark.parametrize("at", ["checkpoints", "checkpoints/.attempts", "."])
+def test_a_file_in_the_way_is_refused_and_left(tmp_path: Path, at: str) -> None:
+    parent = tmp_path / "run"
+    file = parent / at
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("mine")
+    with pytest.raises(UnsuitableDirectoryError, match=r"a file is where.*checkpoint\.dir"):
+        _take(Run(parent), _me(), Clock())
+    assert file.read_text() == "mine"
 
 
 def test_a_number_that_is_taken_meanwhile_leads_to_the_next(
