@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from engine.bring_up import attach
-    from engine.checkpoint.errors import CheckpointError, FencedError, RefusedError
+    from engine.checkpoint.errors import (
+        CheckpointError,
+        FencedError,
+        RefusedError,
+        UnfaithfulSaveError,
+    )
     from engine.checkpoint.options import CheckpointOptions
     from engine.checkpointer import Checkpointer, ResumedState
     from engine.protocol.acquire import RunHeldError, UnsuitableDirectoryError
@@ -33,6 +38,7 @@ _WHERE = {
     "ResumeError": "engine.resume.errors",
     "ResumedState": "engine.checkpointer",
     "RunHeldError": "engine.protocol.acquire",
+    "UnfaithfulSaveError": "engine.checkpoint.errors",
     "UnsuitableDirectoryError": "engine.protocol.acquire",
     "attach": "engine.bring_up",
 }
@@ -49,6 +55,7 @@ __all__ = [
     "ResumeError",
     "ResumedState",
     "RunHeldError",
+    "UnfaithfulSaveError",
     "UnsuitableDirectoryError",
     "attach",
 ]

@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.checkpoint import preflight, rng
+from engine.checkpoint import rng
 from engine.checkpoint.collective import Severity
 from engine.checkpoint.deepspeed_engine import StateDict
 from engine.checkpoint.draft import DraftWriter, Lineage, Progress, encode_state
-from engine.checkpoint.errors import CheckpointError, FencedError
+from engine.checkpoint.errors import CheckpointError
+from engine.checkpoint.gate import Gate
 from engine.checkpoint.options import CheckpointOptions
 from engine.checkpoint.plan import state_keys_ahead
+from engine.checkpoint.proof import Digests, Prover, digests_of
 from engine.checkpoint.saver import Saver
 from engine.checkpoint.session import Session
 from engine.checkpoint.snapshot import Snapshot, collect
@@ -67,6 +69,8 @@ class Checkpointer:
         self._saver = saver
         self._options = options
         self._fingerprint = fingerprint
+        self._gate = Gate(session, saver, options)
+        self._prover = Prover(session) if options.paranoid else None
         self._optimizer_kind = optimizer_kind(session.ds_engine)
         self._drafts: DraftWriter | None = None
         self._saves = 0
@@ -91,8 +95,7 @@ class Checkpointer:
         Returns the state to continue from, None on a fresh start. The random number generators are
         restored last, so call this right before the first step.
 
-        Raises ResumeError, or CheckpointError where there is no room for what saving takes, on
-        every rank alike.
+        Raises ResumeError, on every rank alike.
         """
         whole = {**buffers(self._buffer_states()), **rng.capture()}
         resumed = Resumer(self._session).resume(mode, whole, accept)
@@ -121,11 +124,14 @@ class Checkpointer:
         stream: Any = None,
         client_state: Mapping[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
+        when_busy: str | None = None,
     ) -> bool:
         """Stage the state after `step` optimizer steps, and hand it to the writers. Collective.
 
         Blocks for about one memory copy of the rank's state; longer only while both images are
-        still being written. When it returns, nothing that was staged aliases live state.
+        still being written, if it is to wait then. What changes after it has returned does not
+        reach the checkpoint. (On an accelerator the copy may go on until the next step changes the
+        parameters; DeepSpeed's step waits for it.)
 
         Args:
             step: optimizer steps done; the checkpoint becomes tag `global_step{step}`.
@@ -134,6 +140,7 @@ class Checkpointer:
             client_state: the caller's own state, equal on all ranks, of the types of
                 `engine.format.tree`.
             metrics: by name, equal on all ranks: what `keep_best` compares.
+            when_busy: "wait" or "skip", for this save; the option of that name otherwise.
 
         Returns True if the state of this step is staged, here or before; False if the save was
         given up, which an event explains.
@@ -155,7 +162,9 @@ class Checkpointer:
             )
         started = time.monotonic()
         tag = tag_of(step)
-        severity = self._agree_to_save(step, tag)
+        if self._prover is not None:
+            self._prover.prove()
+        severity = self._gate.pass_through(step, self._saved_step, when_busy)
         if severity is not Severity.NONE:
             return severity is Severity.DONE
         collected = collect(self._session, tag)
@@ -179,44 +188,21 @@ class Checkpointer:
         With `wait_for_commit`, blocks until every staged save is committed or abandoned, for at
         most the commit deadline; without, the writers finish on their own. Returns True if the
         newest staged save is known to be committed.
+
+        Raises UnfaithfulSaveError on every rank if `paranoid` has found one.
         """
         if wait_for_commit:
             self._saver.settle(self._wait_seconds)
         newest = self._saver.last_committed_step
         committed = self._saved_step is not None and newest == self._saved_step
         outcome = bool(self._agreement.broadcast(committed))
-        self._agreement.barrier()
-        self._saver.close()
-        return outcome
-
-    def _agree_to_save(self, step: int, tag: str) -> Severity:
-        """Agree whether every rank can stage; raise where the run must stop."""
-        severity, reason = self._own_finding(step)
-        verdict = self._agreement.reach(severity, reason)
-        if verdict.severity is Severity.FENCED:
-            raise FencedError(f"{verdict}; this attempt ({self.attempt}) must not go on")
-        if verdict.severity is Severity.STOP:
-            raise CheckpointError(str(verdict))
-        if verdict.severity is Severity.SKIP:
-            self._saver.fail(tag, str(verdict))
-        return verdict.severity
-
-    def _own_finding(self, step: int) -> tuple[Severity, str]:
         try:
-            self._saver.wait_for_image(self._options.commit_deadline_seconds)
-        except CheckpointError as error:
-            return Severity.SKIP, str(error)
-        if self._saver.fenced:
-            return Severity.FENCED, "a newer attempt has taken this run over"
-        failures = self._saver.failures_in_a_row
-        if failures >= self._options.max_failures:
-            return Severity.STOP, (
-                f"{failures} saves in a row have failed (checkpoint.max_failures="
-                f"{self._options.max_failures}); the last one: {self._saver.last_failure}"
-            )
-        if self._session.rank == 0 and step == self._saved_step and not failures:
-            return Severity.DONE, "the state of this step is saved already"
-        return Severity.NONE, ""
+            if wait_for_commit and self._prover is not None:
+                self._prover.prove()
+        finally:
+            self._agreement.barrier()
+            self._saver.close()
+        return outcome
 
     def _stage(
         self,
@@ -231,6 +217,7 @@ class Checkpointer:
         """
         assert self._drafts is not None, "save() has checked it"
         draft, reason = b"", ""
+        digests: Digests = {}
         try:
             snapshot = Snapshot.of(self._session.layout, collected)
             zero = collected["optimizer"]["optimizer_state_dict"]
@@ -238,6 +225,8 @@ class Checkpointer:
             plan = self._saver.plan(snapshot.structure, self._options.commit_deadline_seconds)
             if self._session.rank == 0:
                 draft = self._drafts.begin(save_id, plan, snapshot.live, state, progress)
+            if self._prover is not None:
+                digests = digests_of(self._session.layout, snapshot)
             self._saver.stage(save_id, plan, snapshot)
             if self._session.rank == 0:
                 draft = self._drafts.end(draft, time.monotonic() - started)
@@ -245,28 +234,21 @@ class Checkpointer:
             reason = f"{type(error).__name__}: {error}"
         verdict = self._agreement.reach(Severity.SKIP if reason else Severity.NONE, reason)
         if verdict.severity is Severity.NONE:
+            if self._prover is not None:
+                self._prover.remember(save_id, digests)
             return draft
         self._saver.fail(save_id.tag, str(verdict))
         return None
 
     def _prepare(self, tag: str) -> None:
-        """Plan and make images ahead of the first save; a failure is that save's to report.
-
-        Raises CheckpointError on all ranks where memory or disk are too small.
-        """
+        """Plan and make images ahead of the first save; a failure is that save's to report."""
         collected = collect(self._session, tag)
-        size = 0
         try:
             snapshot = Snapshot.of(self._session.layout, collected)
             ahead = state_keys_ahead(self._optimizer_kind, snapshot.live.hyperparameters[0])
-            size = self._saver.size_ahead(snapshot.structure, ahead)
+            self._saver.prepare(snapshot.structure, ahead)
         except _ERRORS as error:
             logger.warning("nothing is prepared for saving yet: %s", error)
-        preflight.check(self._session, size, self._options.keep_last)
-        try:
-            self._saver.reserve(size)
-        except _ERRORS as error:
-            logger.warning("no images are made yet: %s", error)
 
     def _buffer_states(self) -> dict[str, Any]:
         module = self._session.ds_engine.module_state_dict()

@@ -135,6 +135,10 @@ class CheckpointSettings:
     """A save whose shards are not all durable by then is abandoned."""
     max_failures: int
     """The run stops after this many failed saves in a row."""
+    when_busy: str
+    """Both images still being written when a save is due: `wait` for one, or `skip` this save."""
+    paranoid: bool
+    """Read every checkpoint back, and compare it with the state that was live at its step."""
 
     def __post_init__(self) -> None:
         _require(
@@ -152,6 +156,10 @@ class CheckpointSettings:
             )
         _at_least("checkpoint.keep_last", self.keep_last, 1)
         _at_least("checkpoint.max_failures", self.max_failures, 1)
+        _require(
+            self.when_busy in ("wait", "skip"),
+            f"checkpoint.when_busy={self.when_busy!r}: wanted wait or skip.",
+        )
 
 
 @dataclass(frozen=True)

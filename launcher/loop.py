@@ -29,7 +29,13 @@ class Checkpoints(Protocol):
     def last_committed_step(self) -> int | None: ...
 
     def save(
-        self, step: int, *, sample_offset: int, stream: Any, metrics: Mapping[str, float]
+        self,
+        step: int,
+        *,
+        sample_offset: int,
+        stream: Any,
+        metrics: Mapping[str, float],
+        when_busy: str | None,
     ) -> bool: ...
 
     def poll(self) -> None: ...
@@ -134,7 +140,7 @@ class StepLoop:
             if self._cadence.is_due(self.position.step, edge.save):
                 self._save()
         if self._staged_step != self.position.step and self.position.step > begin:
-            self._save()
+            self._save(when_busy="wait")  # there is no later one to make up for it
         return self.position.step >= self._settings.steps
 
     @property
@@ -180,13 +186,14 @@ class StepLoop:
         wait = self._agreement.begin(loss=0.0, stop=self._stop.requested, save=False)
         return wait().stop
 
-    def _save(self) -> None:
+    def _save(self, when_busy: str | None = None) -> None:
         position = self.position
         staged = self._checkpoints.save(
             position.step,
             sample_offset=position.sample_offset,
             stream=self._stream_state(position.sample_offset),
             metrics={"loss": self._loss},
+            when_busy=when_busy,
         )
         self._cadence.begin_again()
         if staged:

@@ -119,6 +119,8 @@ class Session:
                 bytes_per_second=checkpoint.max_bytes_per_second,
                 commit_deadline_seconds=checkpoint.commit_deadline_seconds,
                 max_failures=checkpoint.max_failures,
+                when_busy=checkpoint.when_busy,
+                paranoid=checkpoint.paranoid,
             ),
             on_event=self._progress.event,
             keeper_fd=self._process.keeper_fd,
@@ -237,7 +239,10 @@ class Session:
         if not complete:
             cause = stop.signal_name or "another rank was asked to stop"
             self._progress.event({"event": "stopped", "step": step, "reason": cause})
-        committed = checkpointer.close(wait_for_commit=True)
+        try:
+            committed = checkpointer.close(wait_for_commit=True)
+        except engine.CheckpointError as error:
+            raise SaveError(str(error)) from error
         self._progress.close()
         if moved and not (committed and loop.has_staged_its_position):
             raise SaveError(

@@ -19,10 +19,11 @@ class Severity(enum.IntEnum):
     """What a rank's finding means for all ranks; the gravest one counts."""
 
     NONE = 0
-    DONE = 1  # there is nothing to do
-    SKIP = 2  # this save, or this candidate, comes to nothing
-    STOP = 3  # the run must end with an error
-    FENCED = 4  # a newer attempt has taken over
+    BUSY = 1  # both images are being written, and this save need not wait for them
+    DONE = 2  # there is nothing to do
+    SKIP = 3  # this save, or this candidate, comes to nothing
+    STOP = 4  # the run must end with an error
+    FENCED = 5  # a newer attempt has taken over
 
 
 @dataclass(frozen=True)

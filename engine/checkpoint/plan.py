@@ -75,7 +75,7 @@ def state_keys_ahead(optimizer_kind: str, hyperparameters: Mapping[str, object])
 class Run:
     """Bytes that lie together both in a live tensor and in the image: one copy.
 
-    source      number of the tensor in `StagingPlan.tensors`
+    source      number of the tensor in `Snapshot.tensors`
     begin, end  bytes of it
     target      byte of the image where they go
     """
@@ -106,20 +106,14 @@ class StagingPlan:
         )
         self.shard = ShardPlan(entries)
         self.first_whole = len(structure.flats) + sum(1 for _ in layout.frozen)
-        self.runs = tuple(_join(self.shard, _sources(layout, structure)))
-
-    @staticmethod
-    def tensors(live: LiveState, whole: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Return the live tensors that runs refer to by number."""
-        flats = (flat.tensor for flat in live.flats)
-        return [t.detach().reshape(-1) for t in (*flats, *live.frozen, *whole.values())]
+        self.runs = tuple(_join(self.shard, slices_of(layout, structure)))
 
 
 @dataclass(frozen=True)
-class _Source:
-    """Where the bytes of one entry live."""
+class Slice:
+    """Where the bytes of one entry live: [begin, end) of tensor number `source`."""
 
-    number: int
+    source: int
     begin: int
     end: int
 
@@ -135,40 +129,40 @@ def _state_keys(layout: Layout, structure: Structure) -> tuple[StateKey, ...]:
     )
 
 
-def _sources(layout: Layout, structure: Structure) -> dict[str, _Source]:
-    """Return where the bytes of every entry are, by its name."""
-    sources: dict[str, _Source] = {}
+def slices_of(layout: Layout, structure: Structure) -> dict[str, Slice]:
+    """Return where the bytes of every entry are in `Snapshot.tensors`, by its name."""
+    slices: dict[str, Slice] = {}
     for number, (kind, sub_group, dtype) in enumerate(structure.flats):
         size = ITEMSIZE[dtype]
         for piece in layout.sub_groups[sub_group]:
             name = f"{kind}/{layout.parameters[piece.index].name}"
             begin = piece.begin * size
-            sources[name] = _Source(number, begin, begin + piece.valid * size)
+            slices[name] = Slice(number, begin, begin + piece.valid * size)
     number = len(structure.flats)
     for parameter in layout.frozen:
         begin, end = slice_of(math.prod(parameter.shape), layout.world_size, layout.rank)
         size = (end - begin) * ITEMSIZE[parameter.dtype]
-        sources[f"frozen/{parameter.name}"] = _Source(number, 0, size)
+        slices[f"frozen/{parameter.name}"] = Slice(number, 0, size)
         number += 1
     for entry in structure.whole:
-        sources[entry.name] = _Source(number, 0, entry.size_bytes)
+        slices[entry.name] = Slice(number, 0, entry.size_bytes)
         number += 1
-    return sources
+    return slices
 
 
-def _join(shard: ShardPlan, sources: Mapping[str, _Source]) -> Iterator[Run]:
+def _join(shard: ShardPlan, slices: Mapping[str, Slice]) -> Iterator[Run]:
     """Join neighbours of one tensor; leave out what is empty."""
     run: Run | None = None
     for entry in shard.entries:
-        source, (target, stop) = sources[entry.name], shard.spans[entry.name]
-        assert stop - target == source.end - source.begin, f"{entry.name}: not of this layout"
+        piece, (target, stop) = slices[entry.name], shard.spans[entry.name]
+        assert stop - target == piece.end - piece.begin, f"{entry.name}: not of this layout"
         if target == stop:
             continue
-        if run is not None and (run.source, run.end) == (source.number, source.begin):
-            run = Run(run.source, run.begin, source.end, run.target)
+        if run is not None and (run.source, run.end) == (piece.source, piece.begin):
+            run = Run(run.source, run.begin, piece.end, run.target)
             continue
         if run is not None:
             yield run
-        run = Run(source.number, source.begin, source.end, target)
+        run = Run(piece.source, piece.begin, piece.end, target)
     if run is not None:
         yield run

@@ -47,16 +47,19 @@ class Saver(Handover):
         self._area = StagingArea(layout, copier)
         self._staged: _Staged | None = None
         self._agreed: _Staged | None = None
+        self.persist_seconds: float | None = None
+        """How long the writer took for its last shard."""
 
-    def size_ahead(self, structure: Structure, state_keys: Sequence[str]) -> int:
-        """Plan ahead of the first save; return the bytes of a shard that has `state_keys`, too."""
+    @property
+    def is_busy(self) -> bool:
+        """Whether no image is free."""
+        return len(self.held_images) == IMAGES
+
+    def prepare(self, structure: Structure, state_keys: Sequence[str]) -> None:
+        """Plan ahead of the first save, and make images in which `state_keys` have room, too."""
         plan = self._area.plan(structure)
         ahead = StagingPlan(self._layout, structure.with_state(state_keys))
-        return max(plan.shard.size_bytes, ahead.shard.size_bytes)
-
-    def reserve(self, size_bytes: int) -> None:
-        """Make images for shards of `size_bytes`."""
-        self._area.reserve(size_bytes)
+        self._area.reserve(max(plan.shard.size_bytes, ahead.shard.size_bytes))
 
     def plan(self, structure: Structure, timeout_seconds: float) -> StagingPlan:
         """Return the plan for `structure`.
@@ -79,7 +82,7 @@ class Saver(Handover):
         metadata = metadata_of(str(save_id), self._layout.rank, self._layout.world_size)
         header = plan.shard.header_bytes(metadata)
         index = next(i for i in range(IMAGES) if i not in self.held_images)
-        image = self._area.stage(index, plan, header, plan.tensors(snapshot.live, snapshot.whole))
+        image = self._area.stage(index, plan, header, snapshot.tensors)
         seal = Seal(
             save=save_directory(save_id.tag, save_id.save_counter),
             save_id=str(save_id),
@@ -131,3 +134,8 @@ class Saver(Handover):
         self.finish_copy()
         self._link.close()
         self._area.close()
+
+    def _emit(self, kind: str, fields: Event) -> None:
+        if kind == "persisted" and fields["seconds"] > 0:  # 0: a new writer found it there
+            self.persist_seconds = fields["seconds"]
+        super()._emit(kind, fields)

@@ -41,3 +41,10 @@ class Snapshot:
         live = LiveState.of(layout, model, zero)
         whole = {**buffers(model), **rng.capture()}
         return cls(live, whole, Structure.of(live, whole))
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All live tensors, flat and detached, in the order in which plans number them."""
+        flats = (flat.tensor for flat in self.live.flats)
+        every = (*flats, *self.live.frozen, *self.whole.values())
+        return [tensor.detach().reshape(-1) for tensor in every]

@@ -16,7 +16,8 @@ from tests.checkpoint.late_streams import late_copier
 from tests.distributed import toy
 
 
-def _attach(ds_engine: Any, directory: str, **options: Any) -> tuple[Any, list[dict[str, Any]]]:
+def attach(ds_engine: Any, directory: str, **options: Any) -> tuple[Any, list[dict[str, Any]]]:
+    """Return a checkpointer, and the list that its events will be in."""
     events: list[dict[str, Any]] = []
     checkpointer = engine.attach(
         ds_engine, directory, engine.CheckpointOptions(**options), on_event=events.append
@@ -55,7 +56,7 @@ def continues_exactly(directory: str) -> dict[str, Any]:
     """Train 8 steps in one go, and 4 + 4 with a resume in between; return both records."""
     whole = toy.train(toy.make_engine(), 1, 8)
     first = toy.make_engine()
-    checkpointer, _ = _attach(first, directory)
+    checkpointer, _ = attach(first, directory)
     assert checkpointer.resume("auto") is None
     parts = toy.train(first, 1, 4)
     client_state = {"betas": (1, 2.5), 7: None, "size": torch.Size([2])}
@@ -63,7 +64,7 @@ def continues_exactly(directory: str) -> dict[str, Any]:
     assert checkpointer.close()
     second = toy.make_engine()
     assert toy.digest(second) != parts[-1][-1], "the target must differ before it is restored"
-    checkpointer, _ = _attach(second, directory)
+    checkpointer, _ = attach(second, directory)
     resumed = checkpointer.resume("auto")
     assert (resumed.tag, resumed.step, resumed.sample_offset) == ("global_step4", 4, 16)
     assert resumed.stream == {"k": [1]}
@@ -78,13 +79,13 @@ def continues_exactly(directory: str) -> dict[str, Any]:
 def saves_before_the_first_step(directory: str) -> dict[str, Any]:
     """Save when the optimizer has no state yet, resume, train on."""
     whole = toy.train(toy.make_engine(), 1, 3)
-    checkpointer, _ = _attach(toy.make_engine(), directory)
+    checkpointer, _ = attach(toy.make_engine(), directory)
     checkpointer.resume("auto")
     assert checkpointer.save(0, sample_offset=0)
     assert checkpointer.close()
     second = toy.make_engine()
     toy.seed_all(99)
-    checkpointer, _ = _attach(second, directory)
+    checkpointer, _ = attach(second, directory)
     assert checkpointer.resume("must").step == 0
     parts = toy.train(second, 1, 3)
     checkpointer.close()
@@ -95,7 +96,7 @@ def staged_bytes_do_not_alias(directory: str) -> dict[str, str]:
     """Overwrite every live tensor as soon as `save` returns; restore, and compare with before."""
     ds_engine = toy.make_engine()
     # A slow disk keeps the writer at work while the state changes under it.
-    checkpointer, _ = _attach(ds_engine, directory, bytes_per_second=20_000)
+    checkpointer, _ = attach(ds_engine, directory, bytes_per_second=20_000)
     checkpointer.resume("auto")
     toy.train(ds_engine, 1, 2)
     before = toy.digest(ds_engine)
@@ -106,7 +107,7 @@ def staged_bytes_do_not_alias(directory: str) -> dict[str, str]:
     assert toy.digest(ds_engine) != before
     assert checkpointer.close()
     second = toy.make_engine()
-    checkpointer, _ = _attach(second, directory)
+    checkpointer, _ = attach(second, directory)
     checkpointer.resume("must")
     checkpointer.close()
     return {"before": before, "after": toy.digest(second)}
@@ -115,12 +116,12 @@ def staged_bytes_do_not_alias(directory: str) -> dict[str, str]:
 def refuses_another_model(directory: str) -> list[str]:
     """Save one model, and try to resume another one; return the error and what is left."""
     ds_engine = toy.make_engine()
-    checkpointer, _ = _attach(ds_engine, directory)
+    checkpointer, _ = attach(ds_engine, directory)
     checkpointer.resume("auto")
     toy.train(ds_engine, 1, 1)
     checkpointer.save(1, sample_offset=4)
     checkpointer.close()
-    checkpointer, _ = _attach(toy.make_engine(hidden=38), directory)
+    checkpointer, _ = attach(toy.make_engine(hidden=38), directory)
     try:
         checkpointer.resume("auto")
     except engine.MismatchError as error:
@@ -132,7 +133,7 @@ def refuses_another_model(directory: str) -> list[str]:
 def walks_back(directory: str) -> dict[str, Any]:
     """Save steps 1 to 3, damage step 3 on rank 1, and resume."""
     ds_engine = toy.make_engine()
-    checkpointer, _ = _attach(ds_engine, directory, keep_last=3)
+    checkpointer, _ = attach(ds_engine, directory, keep_last=3)
     checkpointer.resume("auto")
     records = []
     for step in (1, 2, 3):
@@ -149,7 +150,7 @@ def walks_back(directory: str) -> dict[str, Any]:
     outcomes = {}
     for mode in ("global_step3", "must", "auto"):
         second = toy.make_engine()
-        checkpointer, events = _attach(second, directory)
+        checkpointer, events = attach(second, directory)
         try:
             outcomes[mode] = checkpointer.resume(mode).tag
         except engine.ResumeError as error:
@@ -162,7 +163,7 @@ def walks_back(directory: str) -> dict[str, Any]:
 def chooses(directory: str) -> dict[str, Any]:
     """Resume from a named tag, by `never` and from a stray; return what each gave."""
     ds_engine = toy.make_engine()
-    checkpointer, _ = _attach(ds_engine, directory, keep_last=5)
+    checkpointer, _ = attach(ds_engine, directory, keep_last=5)
     checkpointer.resume("auto")
     for step in (1, 2, 3):
         toy.train(ds_engine, step, step)
@@ -170,7 +171,7 @@ def chooses(directory: str) -> dict[str, Any]:
     assert checkpointer.close()
     steps: dict[str, Any] = {}
     for mode in ("global_step2", "auto", "never", "must"):
-        checkpointer, events = _attach(toy.make_engine(), directory)
+        checkpointer, events = attach(toy.make_engine(), directory)
         try:
             resumed = checkpointer.resume(mode)
             steps[mode] = None if resumed is None else resumed.step
@@ -182,7 +183,7 @@ def chooses(directory: str) -> dict[str, Any]:
     stray = next(
         n for n in sorted(os.listdir(f"{directory}/.stray")) if n.startswith("global_step3")
     )
-    checkpointer, _ = _attach(toy.make_engine(), directory)
+    checkpointer, _ = attach(toy.make_engine(), directory)
     steps["stray"] = checkpointer.resume(stray).step
     checkpointer.close()
     return steps
@@ -191,7 +192,7 @@ def chooses(directory: str) -> dict[str, Any]:
 def one_rank_cannot_stage(directory: str) -> dict[str, Any]:
     """Give rank 1 a client state that cannot be stored: no rank may hang, and no tag appear."""
     ds_engine = toy.make_engine()
-    checkpointer, events = _attach(ds_engine, directory)
+    checkpointer, events = attach(ds_engine, directory)
     checkpointer.resume("auto")
     toy.train(ds_engine, 1, 1)
     bad = {"callback": print} if dist.get_rank() == 1 else {}
@@ -205,7 +206,7 @@ def one_rank_cannot_stage(directory: str) -> dict[str, Any]:
 def writer_dies(directory: str) -> dict[str, Any]:
     """SIGKILL the writers of both ranks with a staged save in their hands."""
     ds_engine = toy.make_engine()
-    checkpointer, events = _attach(ds_engine, directory, bytes_per_second=20_000)
+    checkpointer, events = attach(ds_engine, directory, bytes_per_second=20_000)
     checkpointer.resume("auto")
     toy.train(ds_engine, 1, 1)
     assert checkpointer.save(1, sample_offset=4)
@@ -223,7 +224,7 @@ def writer_dies(directory: str) -> dict[str, Any]:
 def disk_full(directory: str, filler: str) -> dict[str, Any]:
     """Fill the disk before a save; then make room again; then fill it for good."""
     ds_engine = toy.make_engine()
-    checkpointer, events = _attach(ds_engine, directory, max_failures=2)
+    checkpointer, events = attach(ds_engine, directory, max_failures=2)
     checkpointer.resume("auto")
     toy.train(ds_engine, 1, 1)
     assert checkpointer.save(1, sample_offset=4)
@@ -279,7 +280,7 @@ def _empty(filler: str) -> None:
 def direct_use_is_refused(directory: str) -> list[str]:
     """Ask DeepSpeed itself to save and to load."""
     ds_engine = toy.make_engine()
-    checkpointer, _ = _attach(ds_engine, directory)
+    checkpointer, _ = attach(ds_engine, directory)
     errors = []
     for action in (
         lambda: ds_engine.save_checkpoint(directory, tag="mine"),
@@ -314,7 +315,7 @@ def copies_while_training(directory: str) -> dict[str, Any]:
     whole = toy.train(toy.make_engine(), 1, 5)
     first = toy.make_engine()
     with mock.patch("engine.bring_up.copier_for", late_copier):
-        checkpointer, events = _attach(first, directory)
+        checkpointer, events = attach(first, directory)
     checkpointer.resume("auto")
     checkpointer._saver._area.wait_until_warm()
     parts = toy.train(first, 1, 3)
@@ -332,7 +333,7 @@ def copies_while_training(directory: str) -> dict[str, Any]:
     assert checkpointer.save(4, sample_offset=16)
     assert checkpointer.close()  # no step in between: closing is what waits
     second = toy.make_engine()
-    checkpointer, _ = _attach(second, directory)
+    checkpointer, _ = attach(second, directory)
     checkpointer.resume("global_step3")
     assert toy.digest(second) == parts[-1][-1]
     parts += toy.train(second, 4, 5)

@@ -13,6 +13,7 @@ from engine.checkpoint.copier import DirectCopier
 from engine.checkpoint.draft import DraftWriter, Lineage, Progress
 from engine.checkpoint.image import Image
 from engine.checkpoint.plan import StagingPlan, Structure, state_keys_ahead
+from engine.checkpoint.snapshot import Snapshot
 from engine.checkpoint.staging import StagingArea
 from engine.checkpoint.zero3 import Flat, Layout, LiveState, Piece
 from engine.format.manifest import Draft, Parameter
@@ -59,10 +60,11 @@ def area_of(layout: Layout) -> Iterator[StagingArea]:
 
 
 def fill(area: StagingArea, live: LiveState) -> tuple[StagingPlan, Image]:
-    plan = area.plan(Structure.of(live, WHOLE))
+    snapshot = Snapshot(live, WHOLE, Structure.of(live, WHOLE))
+    plan = area.plan(snapshot.structure)
     area.reserve(plan.shard.size_bytes)
     header = plan.shard.header_bytes(METADATA)
-    return plan, area.stage(0, plan, header, plan.tensors(live, WHOLE))
+    return plan, area.stage(0, plan, header, snapshot.tensors)
 
 
 def calls_in(action: Callable[[], Any]) -> int:

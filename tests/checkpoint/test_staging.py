@@ -1,0 +1,113 @@
+"""What is staged is the state at the step's edge: any kind, any optimizer, on two gloo ranks."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.checkpoint.options import CheckpointOptions
+from tests.distributed.ranks import run_ranks
+
+Results = list[dict[str, Any]]
+"""By rank, and then by case."""
+
+STATE_KEYS = {
+    "SGD": [],
+    "SGD with momentum": ["momentum_buffer"],
+    "NAdam": ["exp_avg", "exp_avg_sq", "mu_product", "step"],
+    "RMSprop": ["square_avg", "step"],
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where every case has a directory of its own."""
+    return tmp_path_factory.mktemp("cases")
+
+
+@pytest.fixture(scope="module")
+def results(root: Path) -> Results:
+    """What the cases returned: all of them ran in one process tree, which starts slowly."""
+    return run_ranks("tests.checkpoint.staging_cases:all_of_them", 2, root=str(root))
+
+
+@pytest.mark.parametrize("optimizer", STATE_KEYS)
+def test_any_optimizer_continues_bit_for_bit(results: Results, optimizer: str) -> None:
+    for result in results:
+        record = result["other_optimizers"][optimizer]
+        assert record["parts"] == record["whole"]
+        assert record["keys"] == STATE_KEYS[optimizer]
+
+
+def test_images_are_made_anew_only_for_state_that_was_not_foreseen(results: Results) -> None:
+    for result in results:
+        new = {name: r["new_images"] for name, r in result["other_optimizers"].items()}
+        assert new == {
+            "SGD": False,
+            "SGD with momentum": False,
+            "NAdam": False,
+            "RMSprop": True,
+        }
+
+
+def test_state_of_every_kind_that_changes_after_save_is_not_in_the_checkpoint(
+    results: Results, root: Path
+) -> None:
+    for result in results:
+        record = result["every_kind"]
+        assert record["unchanged"] == [], "what does not change proves nothing"
+        assert record["equal_anyway"] == [], "the target must differ before it is restored"
+        assert record["wrong"] == []
+        assert len(record["kinds"]) == 17
+        assert record["scales"] == [256, 256, 128, 128], "the step before the last overflows"
+        assert record["client"] == [[1], {"k": [2]}, {"positions": [3]}]
+    _is_intact(root / "every_kind")
+
+
+def test_a_save_is_skipped_by_all_ranks_while_one_is_busy_and_waits_where_told_to(
+    results: Results, root: Path
+) -> None:
+    rank_0, rank_1 = (result["skips_while_busy"] for result in results)
+    for record in (rank_0, rank_1):
+        assert record["staged"] == [True, True, True, False, True]
+        assert record["failures"] == 0, "a skip is no failure"
+        skipped = record["told"][0]
+        assert (skipped["event"], skipped["step"]) == ("skipped", 4)
+        assert skipped["reason"].startswith("rank 1: both images are still being written; ")
+        assert "checkpoint.every_steps=" in skipped["reason"]
+    assert len(rank_0["told"]) == 1
+    waited = rank_1["told"][1]
+    assert (waited["event"], waited["step"]) == ("waited", 4)
+    assert waited["seconds"] > 0
+    assert "checkpoint.every_steps=" in waited["reason"]
+    _is_intact(root / "skips_while_busy")
+
+
+def test_paranoid_proves_every_committed_save(results: Results) -> None:
+    for result in results:
+        assert result["proves"] == [["proven", 1], ["proven", 2], ["proven", 3]]
+
+
+def test_paranoid_finds_a_copy_that_came_too_late_and_nothing_resumes_from_it(
+    results: Results,
+) -> None:
+    for result in results:
+        record = result["finds_late_copies"]
+        (error,) = record["errors"]
+        assert "global_step1 is not the state that was live" in error
+        assert "rank 1" in error
+        assert "rank 0" not in error
+        assert "master/first.weight" in error or "exp_avg/first.bias" in error
+        assert record["tags"] == []
+        assert len(record["strays"]) == 1
+
+
+def test_options_name_what_is_wrong() -> None:
+    with pytest.raises(ValueError, match="when_busy is 'never', wanted wait or skip"):
+        CheckpointOptions(when_busy="never")
+
+
+def _is_intact(directory: Path) -> None:
+    subprocess.run([sys.executable, "-m", "engine", "verify", str(directory), "--all"], check=True)
