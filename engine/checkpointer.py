@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.checkpoint import rng
+from engine.checkpoint import preflight, rng
 from engine.checkpoint.collective import Severity
 from engine.checkpoint.deepspeed_engine import StateDict
 from engine.checkpoint.draft import DraftWriter, Lineage, Progress, encode_state
@@ -95,7 +95,8 @@ class Checkpointer:
         Returns the state to continue from, None on a fresh start. The random number generators are
         restored last, so call this right before the first step.
 
-        Raises ResumeError, on every rank alike.
+        Raises ResumeError, or CheckpointError where there is no room for what saving takes, on
+        every rank alike.
         """
         whole = {**buffers(self._buffer_states()), **rng.capture()}
         resumed = Resumer(self._session).resume(mode, whole, accept)
@@ -241,14 +242,23 @@ class Checkpointer:
         return None
 
     def _prepare(self, tag: str) -> None:
-        """Plan and make images ahead of the first save; a failure is that save's to report."""
+        """Plan and make images ahead of the first save; a failure is that save's to report.
+
+        Raises CheckpointError on all ranks where memory or disk are too small.
+        """
         collected = collect(self._session, tag)
+        size = 0
         try:
             snapshot = Snapshot.of(self._session.layout, collected)
             ahead = state_keys_ahead(self._optimizer_kind, snapshot.live.hyperparameters[0])
-            self._saver.prepare(snapshot.structure, ahead)
+            size = self._saver.size_ahead(snapshot.structure, ahead)
         except _ERRORS as error:
             logger.warning("nothing is prepared for saving yet: %s", error)
+        preflight.check(self._session, size, self._options.keep_last)
+        try:
+            self._saver.reserve(size)
+        except _ERRORS as error:
+            logger.warning("no images are made yet: %s", error)
 
     def _buffer_states(self) -> dict[str, Any]:
         module = self._session.ds_engine.module_state_dict()

@@ -55,11 +55,15 @@ class Saver(Handover):
         """Whether no image is free."""
         return len(self.held_images) == IMAGES
 
-    def prepare(self, structure: Structure, state_keys: Sequence[str]) -> None:
-        """Plan ahead of the first save, and make images in which `state_keys` have room, too."""
+    def size_ahead(self, structure: Structure, state_keys: Sequence[str]) -> int:
+        """Plan ahead of the first save; return the bytes of a shard that has `state_keys`, too."""
         plan = self._area.plan(structure)
         ahead = StagingPlan(self._layout, structure.with_state(state_keys))
-        self._area.reserve(max(plan.shard.size_bytes, ahead.shard.size_bytes))
+        return max(plan.shard.size_bytes, ahead.shard.size_bytes)
+
+    def reserve(self, size_bytes: int) -> None:
+        """Make images for shards of `size_bytes`."""
+        self._area.reserve(size_bytes)
 
     def plan(self, structure: Structure, timeout_seconds: float) -> StagingPlan:
         """Return the plan for `structure`.
