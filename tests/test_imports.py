@@ -18,6 +18,7 @@ ALLOWED = {
     "engine.checkpoint": {"engine.format", "engine.protocol"},
     "engine.resume": {"engine.format", "engine.protocol", "engine.checkpoint"},
     "engine.stream": set(),
+    "engine.prepare": {"engine.stream"},
 }
 # The modules beside them join them together, and know nothing of the launcher.
 KNOW_DEEPSPEED = ("engine.checkpoint", "engine.resume", "launcher")

@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from engine.stream.errors import StreamError
-from engine.stream.files import mapped
+from engine.stream.files import mapped, prepared
 from engine.stream.files.shards import ArrayShard, ShardedTokens
 from engine.stream.source import Tokens, spread
 from engine.stream.tokens import Windows
@@ -88,6 +89,18 @@ class MegatronTokens(Windows):
             end_of_document=end_of_document,
         )
         super().__init__(source, seq_len=seq_len, vocab_size=vocab_size)
+        self._decode = prepared.decoder(pairs[0][0].parent)
+
+    def decode(self, tokens: npt.NDArray[Any]) -> str | None:
+        """Return tokens as text, if everstep-data prepare made them."""
+        return self._decode(tokens) if self._decode else None
+
+
+def count(path: Path) -> int:
+    """Return how many sequences a whole index says there are."""
+    with open(path, "rb") as file:
+        _, _, _, sequences, _ = HEADER.unpack(file.read(HEADER.size))
+    return int(sequences)
 
 
 @dataclass(frozen=True)
