@@ -22,6 +22,7 @@ from engine.protocol.retention import Retention
 # first, then seldom, because thousands of ranks' files are listed each time.
 _POLL_SECONDS = 0.02
 _POLL_MAXIMUM_SECONDS = 0.5
+_RANKS_LISTED_PER_SECOND = 2000
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Committer:
         deadline_seconds: float,
         tell: Callable[..., None],
         log: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Remember the settings. `tell(kind, **fields)` reports to the trainer."""
         self._directory = directory
@@ -64,7 +66,11 @@ class Committer:
         self._deadline_seconds = deadline_seconds
         self._tell = tell
         self._log = log
+        self._clock = clock
         self._pending: dict[str, _Save] = {}
+        self._slowest_poll_seconds = max(
+            _POLL_MAXIMUM_SECONDS, world_size / _RANKS_LISTED_PER_SECOND
+        )
         self.poll_seconds = _POLL_SECONDS
 
     @property
@@ -81,7 +87,7 @@ class Committer:
         `failure` is only waited for: abandoned while other ranks still write to it, it would be
         made anew by them and stay.
         """
-        deadline = time.monotonic() + self._deadline_seconds
+        deadline = self._clock() + self._deadline_seconds
         self._pending[name] = _Save(name, draft, sealed_at, deadline, failure)
         self.serve()
 
@@ -94,7 +100,7 @@ class Committer:
             except (OSError, FormatError) as error:
                 self.abandon(save.name, save.save_id, str(error))
                 moved = True
-        slower = min(self.poll_seconds * 1.5, _POLL_MAXIMUM_SECONDS)
+        slower = min(self.poll_seconds * 1.5, self._slowest_poll_seconds)
         self.poll_seconds = _POLL_SECONDS if moved else slower
 
     def _serve_commit(self, save: _Save) -> bool:
@@ -124,7 +130,7 @@ class Committer:
             reasons.append(f"ranks {failed} could not write their shard; their logs say why")
         if left:
             reasons.append(f"the writers of ranks {left} have left without a receipt")
-        if silent and time.monotonic() < save.deadline:
+        if silent and self._clock() < save.deadline:
             return None
         if silent:
             seconds = self._deadline_seconds
@@ -156,7 +162,7 @@ class Committer:
             )
         self._log(f"{save.save_id}: {outcome.value}")
         del self._pending[save.name]
-        seconds = time.monotonic() - save.sealed_at
+        seconds = self._clock() - save.sealed_at
         if outcome in (Published.DONE, Published.ALREADY):
             size = sum(receipt.size_bytes for receipt in receipts or ())
             self._tell("committed", save_id=save.save_id, bytes=size, seconds=seconds)
