@@ -28,7 +28,8 @@ _ABSENT = "(absent)"
 class MapDataset(Protocol):
     """What the stream needs of a data set: any map-style ``torch.utils.data.Dataset`` will do.
 
-    It may also have ``fingerprint()``, which returns JSON that changes when its samples change.
+    It may also have ``fingerprint()``, which returns JSON that changes when its samples change, and
+    an attribute ``draws_random_numbers = False``, which spares the seeding of every sample.
     """
 
     def __len__(self) -> int: ...

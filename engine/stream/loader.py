@@ -29,7 +29,7 @@ import torch.utils.data
 from engine.stream import workers as worker_processes
 from engine.stream.cut import Cut, require
 from engine.stream.errors import StreamError, WorkerDied
-from engine.stream.randomness import generators_kept
+from engine.stream.reader import Reader, looked_up
 from engine.stream.stream import Stream
 
 CLOSE_GRACE_SECONDS = 2.0
@@ -82,7 +82,7 @@ class StreamLoader(Iterator[Any]):
         trainer_pid = os.getpid()
         self._make_loader = partial(
             torch.utils.data.DataLoader,
-            _Reader(stream, self._log),
+            Reader(stream, self._log),
             batch_size=None,  # the sampler gives whole micro batches, and the reader collates
             collate_fn=_as_it_is,
             num_workers=workers,
@@ -197,7 +197,10 @@ class StreamLoader(Iterator[Any]):
 
     def _start(self) -> None:
         loader = self._make_loader(
-            sampler=self._cut.micro_batches(self._sample_offset, self._stream.length),
+            sampler=looked_up(
+                self._stream.order,
+                self._cut.micro_batches(self._sample_offset, self._stream.length),
+            ),
             # Its own, or torch would draw the workers' seeds from the trainer's.
             generator=torch.Generator(),
         )
@@ -225,31 +228,6 @@ class StreamLoader(Iterator[Any]):
         )
         hint = _HINTS.get(-code, "")
         return f"data worker {number} (pid {process.pid}) {cause} {doing}{hint}"
-
-
-class _Reader:
-    """A map-style data set of micro batches: range of sample offsets -> collated samples."""
-
-    def __init__(self, stream: Stream, log: worker_processes.WorkerLog) -> None:
-        self._stream = stream
-        self._log = log
-
-    def __getitem__(self, sample_offsets: range) -> Any:
-        info = torch.utils.data.get_worker_info()
-        worker = 0 if info is None else info.id
-        samples = []
-        with generators_kept():
-            for sample_offset in sample_offsets:
-                self._log.begin(worker, sample_offset)
-                samples.append(self._stream.sample(sample_offset))
-        self._log.end(worker)
-        try:
-            return torch.utils.data.default_collate(samples)
-        except Exception as error:
-            places = "\n".join(f"  {self._stream.describe(offset)}" for offset in sample_offsets)
-            raise StreamError(
-                f"the samples of one micro batch cannot be stacked: {error}\n{places}"
-            ) from error
 
 
 def _as_it_is(batch: Any) -> Any:

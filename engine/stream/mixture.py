@@ -85,6 +85,15 @@ class Mixture:
         component = int(self._component[position])
         return component, cycle * self.slots[component] + int(self._rank[position])
 
+    def of_array(
+        self, global_indices: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
+        """Return the same of many indices, as two arrays."""
+        cycles, positions = np.divmod(global_indices, self.period)
+        components = self._component[positions]
+        slots = np.asarray(self.slots, dtype=np.int64)[components]
+        return components, cycles * slots + self._rank[positions]
+
     def counts(self, global_index: int) -> list[int]:
         """Return how often each component is drawn before `global_index`."""
         cycle, position = divmod(global_index, self.period)

@@ -16,6 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.stream.errors import StreamError
 from engine.stream.mixture import Mixture, quantise
 
@@ -90,6 +93,20 @@ class Schedule:
         segment = self._segment(global_index)
         component, before = segment.mixture[global_index - segment.begin]
         return component, segment.drawn[component] + before
+
+    def of_array(
+        self, global_indices: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
+        """Return the same of many indices, as two arrays."""
+        components = np.empty(global_indices.shape, dtype=np.intp)
+        before = np.empty(global_indices.shape, dtype=np.int64)
+        numbers = np.searchsorted(self._begins, global_indices, side="right") - 1
+        for number in set(numbers.tolist()):
+            segment, own = self.segments[number], numbers == number
+            found, counts = segment.mixture.of_array(global_indices[own] - segment.begin)
+            components[own] = found
+            before[own] = counts + np.asarray(segment.drawn, dtype=np.int64)[found]
+        return components, before
 
     def counts(self, global_index: int) -> tuple[int, ...]:
         """Return how often each component is drawn before `global_index`."""

@@ -12,6 +12,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from engine.stream.errors import StreamError
 
 
@@ -33,6 +36,13 @@ class Skips:
     def global_index(self, sample_offset: int) -> int:
         """Return the global index of the sample at an offset, in O(log ranges)."""
         return sample_offset + self._left_out[bisect_right(self._reached_at, sample_offset)]
+
+    def global_indices(self, sample_offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the global indices of the samples at many offsets."""
+        if not self.ranges:
+            return sample_offsets
+        passed = np.searchsorted(self._reached_at, sample_offsets, side="right")
+        return sample_offsets + np.asarray(self._left_out, dtype=np.int64)[passed]
 
     def sample_offset(self, global_index: int) -> int:
         """Return how many samples before `global_index` are used."""

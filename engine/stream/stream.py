@@ -80,6 +80,10 @@ class Stream:
             raise StreamError(f"components named twice: {', '.join(map(repr, twice))}")
         if not names:
             raise StreamError("a stream needs at least one component, found none")
+        self._draws = [
+            getattr(component.dataset, "draws_random_numbers", True)
+            for component in self.components
+        ]
         lengths = {component.name: _length(component) for component in self.components}
         shares = [_share(component, lengths[component.name]) for component in self.components]
         self.order = Order(
@@ -94,6 +98,11 @@ class Stream:
         """How many samples there are to be used; None for without end."""
         return self.order.length
 
+    @property
+    def draws_random_numbers(self) -> bool:
+        """Whether any of the data sets may."""
+        return any(self._draws)
+
     def place(self, sample_offset: int) -> Place:
         """Return where the sample at an offset comes from, in O(1)."""
         return self.order.look_up(sample_offset)[1]
@@ -106,18 +115,24 @@ class Stream:
     def sample(self, sample_offset: int) -> Any:
         """Return the sample at an offset.
 
-        Reseeds the global generators of Python, numpy and torch for this sample; the caller keeps
-        its own (`randomness.generators_kept`).
+        Reseeds the global generators of Python, numpy and torch for this sample, unless its data
+        set says that it draws nothing; the caller keeps its own (`randomness.generators_kept`).
 
         Raises:
             StreamError: the data set raised; the message says for which sample.
         """
-        from engine.stream.randomness import seed_generators
-
         number, place = self.order.look_up(sample_offset)
-        seed_generators(self.seed, place.component, place.epoch, place.index)
+        return self.read(sample_offset, number, place.epoch, place.index)
+
+    def read(self, sample_offset: int, number: int, epoch: int, index: int) -> Any:
+        """Return the sample at an offset that has been looked up; see `sample`."""
+        component = self.components[number]
+        if self._draws[number]:
+            from engine.stream.randomness import seed_generators
+
+            seed_generators(self.seed, component.name, epoch, index)
         try:
-            return self.components[number].dataset[place.index]
+            return component.dataset[index]
         except Exception as error:
             raise StreamError(
                 f"{self.describe(sample_offset)}: the data set raised "

@@ -39,6 +39,8 @@ class Windows:
             vocabulary.
     """
 
+    draws_random_numbers = False
+
     def __init__(self, source: TokenSource, *, seq_len: int, vocab_size: int | None = None) -> None:
         if seq_len < 1:
             raise StreamError(f"{source.name}: seq_len must be 1 or more, found {seq_len}")

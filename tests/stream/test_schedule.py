@@ -131,6 +131,26 @@ def test_any_offset_of_any_plan_is_found_at_once() -> None:
     assert time.perf_counter() - started < 30
 
 
+@given(offsets=st.lists(st.integers(0, 400) | st.integers(0, 2**62), max_size=30))
+@settings(deadline=None)
+def test_many_samples_are_looked_up_as_each_of_them_is(offsets: list[int]) -> None:
+    order = stream(
+        Stage(50, {"b": 3.0}), Stage(90, {}), b_epochs=4, skip=[[10, 20], [99, 120]]
+    ).order
+    wanted = [order.look_up(offset) for offset in offsets]
+    found = order.look_up_many(offsets)
+    assert found == [(number, place.epoch, place.index) for number, place in wanted]
+
+
+def test_many_samples_are_not_looked_up_behind_the_end_or_before_the_beginning() -> None:
+    order = stream(a_epochs=2, when_exhausted=END).order
+    assert order.length is not None
+    assert len(order.look_up_many(range(order.length))) == order.length
+    for offset in (-1, order.length):
+        with pytest.raises(IndexError, match=f"found.* {offset}"):
+            order.look_up_many([0, offset])
+
+
 def test_the_order_can_be_read_back_from_the_fingerprint_alone() -> None:
     staged = stream(Stage(50, {"b": 3.0}), b_epochs=4, skip=[[10, 20]])
     order = Order.from_json(staged.fingerprint())
