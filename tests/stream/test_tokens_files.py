@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from engine.stream import (
     StreamError,
     TokenFile,
 )
-from engine.stream.files import megatron
+from engine.stream.files import mapped, megatron
 from engine.stream.source import Piece
 from engine.stream.tokens import Windows
 from tests.stream.token_files import (
@@ -239,6 +240,37 @@ def test_the_fingerprint_follows_where_documents_end(tmp_path: Path) -> None:
     assert MegatronTokens(tmp_path / "m.bin", **SETTINGS).fingerprint() == first
     again = write_megatron(tmp_path, [DOCUMENTS[0] + DOCUMENTS[2], *DOCUMENTS[3:]], name="n")
     assert MegatronTokens(again, **SETTINGS).fingerprint() != first
+
+
+@pytest.fixture
+def never_trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped, "SECONDS_BETWEEN_LOOKS", 0.0)
+
+
+@pytest.mark.usefixtures("never_trusting")
+@pytest.mark.parametrize("change", ["cut", "written"])
+def test_a_file_that_is_changed_while_it_is_in_use_is_refused(tmp_path: Path, change: str) -> None:
+    path = write_megatron(tmp_path, DOCUMENTS).with_suffix(".bin")
+    windows = MegatronTokens(path, **SETTINGS)
+    windows.window(0)
+    before = path.stat()
+    if change == "cut":
+        os.truncate(path, 4)
+    else:
+        path.write_bytes(path.read_bytes())
+        os.utime(path, ns=(0, before.st_mtime_ns + 1))
+    refused(lambda: windows.window(0), path, "was changed while it was in use")
+
+
+@pytest.mark.usefixtures("never_trusting")
+def test_a_file_that_is_replaced_while_it_is_in_use_does_no_harm(tmp_path: Path) -> None:
+    path = write_megatron(tmp_path, DOCUMENTS).with_suffix(".bin")
+    windows = MegatronTokens(path, **SETTINGS)
+    (tmp_path / "new").write_bytes(bytes(4))
+    (tmp_path / "new").rename(path)
+    assert_reads(windows, TOKENS)
+    path.unlink()
+    assert_reads(windows, TOKENS)
 
 
 # datatrove

@@ -6,6 +6,7 @@ Nothing is read from a file before its size is known to hold it: a header may as
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from engine.stream.source import Tokens, spread
 
 DIGEST_BLOCKS = 64
 DIGEST_BLOCK_BYTES = 1 << 16
+
+SECONDS_BETWEEN_LOOKS = 1.0
 
 
 def find(path: str | Path, suffixes: Sequence[str], component: str) -> list[Path]:
@@ -81,6 +84,46 @@ def map_array(path: Path, dtype: np.dtype[Any], offset: int, count: int) -> Toke
     if not count:  # an empty range cannot be mapped
         return np.empty(0, dtype=dtype)
     return np.asarray(np.memmap(path, dtype, mode="r", offset=offset, shape=(count,)))
+
+
+class Watch:
+    """A mapped file's size and time of change, looked at again now and then.
+
+    A mapping shows what is written to its file later, and a file that was cut ends the process by
+    SIGBUS where it is read. (One that was removed, or replaced by a rename, is no danger: the old
+    one stays mapped.)
+    """
+
+    def __init__(self, path: Path, component: str) -> None:
+        self._path = path
+        self._component = component
+        self._status = self._look()
+        self._looked_at = time.monotonic()
+
+    def check(self) -> None:
+        """Look at the file, if that was not done within the last second.
+
+        Raises:
+            StreamError: it is not what it was.
+        """
+        now = time.monotonic()
+        if now - self._looked_at < SECONDS_BETWEEN_LOOKS:
+            return
+        self._looked_at = now
+        then, status = self._status, self._look()
+        if status and then and status[0] == then[0] and status != then:
+            raise StreamError(
+                f"component {self._component!r}: {self._path}: was changed while it was in use: "
+                f"it had {then[1]} bytes and has {status[1]}, or was written to; restore it and "
+                "start again. (If only its time was changed, just start again.)"
+            )
+
+    def _look(self) -> tuple[int, int, int] | None:
+        try:
+            status = os.stat(self._path)
+        except OSError:  # gone, or a file system's hiccup: what is mapped stays readable
+            return None
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def digest_blocks(paths: Sequence[Path]) -> dict[str, Any]:

@@ -219,6 +219,8 @@ class ShardedTokens(TokenSource):
                     f"{shard.dtype.name}; wanted one dtype in all files of a component"
                 )
         self._shards = shards
+        watches = {shard.path: mapped.Watch(shard.path, component) for shard in shards}
+        self._watches = [watches[shard.path] for shard in shards]
         self._ends = np.cumsum([shard.size for shard in shards], dtype=np.int64)
         self.size = int(self._ends[-1])
         self._files = files
@@ -260,6 +262,7 @@ class ShardedTokens(TokenSource):
             shard, last = self._shards[number], int(self._ends[number])
             before = last - shard.size
             if begin < last:
+                self._watches[number].check()
                 parts.append((shard, begin - before, min(end, last) - before))
             begin, number = max(begin, last), number + 1
         return parts
