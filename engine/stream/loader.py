@@ -19,7 +19,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -117,9 +116,8 @@ class StreamLoader(Iterator[Any]):
             raise
         except Exception as error:
             if isinstance(error, (ConnectionError, EOFError)):
-                # The worker at the other end is going: the kernel closes its pipes before it can
-                # be waited for.
-                wait([process.sentinel for process in self._processes], CLOSE_GRACE_SECONDS)
+                # The worker at the other end is going. Its pipes close before it can be waited for.
+                worker_processes.join_ended(self._processes, CLOSE_GRACE_SECONDS)
             dead = [
                 self._obituary(number, process)
                 for number, process in enumerate(self._processes)

@@ -22,6 +22,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 
 IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -90,6 +91,14 @@ def kill(workers: Iterable[BaseProcess]) -> None:
     """Send SIGKILL to the workers that have not been waited for. They hold nothing to lose."""
     for worker in workers:
         worker.kill()
+
+
+def join_ended(workers: Sequence[BaseProcess], timeout_seconds: float) -> None:
+    """Wait until a worker begins to end, for so long at most, and reap those that do."""
+    ending = wait([worker.sentinel for worker in workers], timeout_seconds)
+    for worker in workers:
+        if worker.sentinel in ending:
+            worker.join()
 
 
 def end(workers: Iterable[BaseProcess]) -> None:
