@@ -115,6 +115,8 @@ def skips_while_busy(directory: str) -> dict[str, Any]:
         os.kill(link.pid, signal.SIGSTOP)
     for step in (2, 3, 4):
         toy.train(ds_engine, step, step)
+        if dist.get_rank() == 0:
+            checkpointer._saver.wait_for_image(60)
         staged.append(checkpointer.save(step, sample_offset=4 * step))
 
     def let_go_and_wait(seconds: float, wait: Any = link.wait) -> None:
