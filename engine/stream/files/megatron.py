@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -89,11 +90,15 @@ class MegatronTokens(Windows):
             end_of_document=end_of_document,
         )
         super().__init__(source, seq_len=seq_len, vocab_size=vocab_size)
-        self._decode = prepared.decoder(pairs[0][0].parent)
+        self._folder = pairs[0][0].parent
 
     def decode(self, tokens: npt.NDArray[Any]) -> str | None:
         """Return tokens as text, if everstep-data prepare made them."""
-        return self._decode(tokens) if self._decode else None
+        return self._decoder(tokens) if self._decoder else None
+
+    @cached_property
+    def _decoder(self) -> prepared.Decode | None:
+        return prepared.decoder(self._folder)
 
 
 def count(path: Path) -> int:
