@@ -43,8 +43,11 @@ def free_port() -> int:
         return port
 
 
-def run_ranks(function: str, world_size: int, **arguments: Any) -> list[Any]:
-    """Run `function` on every rank; return what each returned (JSON), by rank."""
+def run_ranks(function: str, world_size: int, *, exit_code: int = 0, **arguments: Any) -> list[Any]:
+    """Run `function` on every rank; return what each returned (JSON), by rank.
+
+    Ranks that are to end with another `exit_code`, such as that of a signal, return nothing.
+    """
     port = free_port()
     with tempfile.TemporaryDirectory() as scratch:
         ranks = []
@@ -67,8 +70,14 @@ def run_ranks(function: str, world_size: int, **arguments: Any) -> list[Any]:
             log.seek(0)
             texts.append((process.returncode, log.read().decode(errors="replace")))
             log.close()
-        failed = [f"--- rank {r}: exit {c}\n{t[-6000:]}" for r, (c, t) in enumerate(texts) if c]
+        failed = [
+            f"--- rank {r}: exit {c}\n{t[-6000:]}"
+            for r, (c, t) in enumerate(texts)
+            if c != exit_code
+        ]
         assert not failed, "\n".join(failed)
+        if exit_code:
+            return []
         return [
             json.loads(Path(scratch, f"result{rank}").read_text()) for rank in range(world_size)
         ]

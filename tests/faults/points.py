@@ -2,9 +2,9 @@
 there. The product knows nothing of it.
 
 A fault is declared as (process, rank, moment, occurrence). The process that comes to the moment for
-that time leaves a record, and stops itself as a whole: at rest there, it and others can be killed,
-or it can be continued. The record is made once, whoever comes there later. Stdlib only at import:
-writers run with `-I -S`.
+that time leaves a record and stops itself as a whole: at rest there, it and others can be killed,
+or it can be continued. Or it kills itself. The record is made once, whoever comes later. Stdlib
+only at import: writers run with `-I -S`.
 """
 
 import importlib
@@ -34,7 +34,8 @@ _BOOTSTRAP = (
 class Fault:
     """What is to happen, and the file by which it is known that it has.
 
-    `occurrence` counts from 1, in each process by itself.
+    `occurrence` counts from 1, in each process by itself; `number` is the signal that the process
+    sends itself.
     """
 
     process: str
@@ -42,6 +43,7 @@ class Fault:
     moment: str
     occurrence: int
     record: str
+    number: int = signal.SIGSTOP
 
     def to_json(self) -> str:
         """Return it for a command line."""
@@ -69,7 +71,7 @@ class Trap:
         os.write(record, json.dumps({"pid": os.getpid(), **asdict(self._fault)}).encode())
         os.close(record)
         # To this very thread: not one more instruction of it, while other threads stop as well.
-        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+        signal.pthread_kill(threading.get_ident(), self._fault.number)
 
 
 @dataclass(frozen=True)
