@@ -1,10 +1,12 @@
 """An image on disk: exact bytes and digests, whatever the file system does on the way."""
 
+import ctypes
 import errno
 import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,20 +72,39 @@ def test_an_existing_file_is_not_overwritten(image: int, data: bytes, tmp_path: 
 def test_o_direct_that_is_refused_at_open(
     image: int, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, refused = os.open, []
-
-    def refuse(path: str, flags: int, mode: int = 0o777) -> int:
-        if flags & os.O_DIRECT:
-            refused.append(path)
-            os.close(real(path, flags & ~os.O_DIRECT, mode))  # it may be made all the same
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return real(path, flags, mode)
-
-    monkeypatch.setattr(os, "open", refuse)
-    flushed = _count(monkeypatch, "fdatasync")
+    refused = _refuse_direct(monkeypatch)
+    dropped = _count(monkeypatch, "posix_fadvise")
     _persist(image, data, tmp_path / "shard")
     assert refused == [str(tmp_path / "shard")]
-    assert len(flushed) == 4, "one for each window: dirty pages must not pile up"
+    ranges = [(begin, count) for _, begin, count, _ in dropped]
+    windows = [(n * _SMALL_WINDOW, _SMALL_WINDOW) for n in range(3)]
+    assert ranges == [*windows, (0, 0)], "pages must not pile up: each window goes, then the rest"
+
+
+@pytest.mark.parametrize(
+    ("number", "passes"), [(errno.ENOSYS, True), (errno.EINVAL, True), (errno.EIO, False)]
+)
+def test_where_ranges_cannot_be_flushed_the_file_is(
+    image: int,
+    data: bytes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    passes: bool,
+) -> None:
+    def fail(*arguments: object) -> int:
+        ctypes.set_errno(number)
+        return -1
+
+    monkeypatch.setattr(module, "_libc", SimpleNamespace(sync_file_range=fail))
+    _refuse_direct(monkeypatch)
+    flushed = _count(monkeypatch, "fdatasync")
+    if not passes:
+        with pytest.raises(OSError, match="Input/output error"):
+            _persist(image, data, tmp_path / "shard")
+        return
+    _persist(image, data, tmp_path / "shard")
+    assert flushed
 
 
 def test_o_direct_that_is_refused_at_every_write_in_flight(
@@ -148,6 +169,21 @@ def test_an_error_of_the_disk_is_raised_and_nothing_stays_open(
     assert calls
     assert set(os.listdir("/proc/self/fd")) == before
     assert "image" not in Path("/proc/self/maps").read_text()
+
+
+def _refuse_direct(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Let opening with O_DIRECT fail; return the paths, as they come."""
+    real, refused = os.open, []
+
+    def refuse(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECT:
+            refused.append(path)
+            os.close(real(path, flags & ~os.O_DIRECT, mode))  # it may be made all the same
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    return refused
 
 
 def _count(monkeypatch: pytest.MonkeyPatch, name: str) -> list[Any]:
