@@ -14,6 +14,7 @@ test: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.saving
+	$(BIN)/python -m tests.benchmarks.streaming
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -28,6 +28,7 @@ _LOUD_EVENTS = {
     "writer_missing",
     "low_space",
     "stray",
+    "data_changed",
 }
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from engine.stream.workers import WorkerLog
 LookedUp = tuple[int, tuple[int, int, int]]
 """A sample's offset, and its component's number, epoch and index."""
 
-_AT_ONCE = 512
+_AT_ONCE = 2048
 """About so many samples are looked up at once."""
 
 

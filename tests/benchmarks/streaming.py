@@ -1,0 +1,259 @@
+"""What going to an offset, the order's memory, and reading cost, next to other loaders.
+
+    python -m tests.benchmarks.streaming [--samples 4000] [--rounds 5] [--json FILE]
+
+Peers that are not installed are said to be missing: torchdata, accelerate, grain. Loaders take
+turns in one run, on one file, with one number of workers: these machines are noisy, so only the
+ratios of one table mean anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+import statistics
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.utils.data
+
+from engine.stream import Component, Stream, StreamLoader, TokenFile
+from engine.stream.schedule import _mixture_of
+
+BATCH = 8
+SEQ_LEN = 1024
+PEER_SIZES = (10**5, 10**6, 10**7)
+"""Sizes at which peers that replay end within a minute."""
+
+
+class Numbers:
+    """As many samples as asked for, each its own number: nothing but the order costs anything."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def seek_ours(length: int) -> Any:
+    """Make everything anew, and read the first batch at 90 % of an epoch."""
+    stream = Stream([Component("numbers", Numbers(length))], seed=1)
+    loader = StreamLoader(
+        stream,
+        micro_batch_size=BATCH,
+        dp_rank=0,
+        dp_world_size=1,
+        sample_offset=length * 9 // 10,
+        global_batch_size=BATCH,
+    )
+    with closing(loader):
+        return next(loader)
+
+
+def seek_torchdata(length: int) -> Any:
+    """Load a state of 90 % of an epoch into a fresh StatefulDataLoader, and read the next batch."""
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def make() -> Any:
+        return StatefulDataLoader(
+            Numbers(length), batch_size=BATCH, shuffle=True, generator=torch.Generator()
+        )
+
+    first = make()
+    next(iter(first))
+    state = first.state_dict()
+    batches = length * 9 // 10 // BATCH
+    # What it would hold there; reading so far would only take longer.
+    state["_num_yielded"] = batches
+    state["_sampler_iter_yielded"] = batches
+    if state.get("_sampler_iter_state"):
+        state["_sampler_iter_state"]["samples_yielded"] = batches * BATCH
+    loader = make()
+    started = time.perf_counter()
+    loader.load_state_dict(state)
+    next(iter(loader))
+    return time.perf_counter() - started
+
+
+def seek_accelerate(length: int) -> Any:
+    """Skip 90 % of an epoch's batches in the way of Accelerate, and read the next one."""
+    from accelerate import skip_first_batches
+
+    loader = torch.utils.data.DataLoader(Numbers(length), batch_size=BATCH, shuffle=True)
+    return next(iter(skip_first_batches(loader, length * 9 // 10 // BATCH)))
+
+
+def seconds_of(action: Callable[[int], Any], length: int) -> float:
+    started = time.perf_counter()
+    measured = action(length)
+    return measured if isinstance(measured, float) else time.perf_counter() - started
+
+
+def order_bytes(length: int) -> int:
+    """Return the most memory that a stream of that length takes while its samples are placed."""
+    _mixture_of.cache_clear()
+    tracemalloc.start()
+    stream = Stream([Component("numbers", Numbers(length))], seed=1)
+    for offset in range(0, length, length // 1000):
+        stream.place(offset)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
+def place_seconds(offset: int) -> float:
+    """Return how long placing one sample takes there, on average."""
+    stream = Stream([Component("numbers", Numbers(10**9))], seed=1)
+    stream.place(offset)
+    started = time.perf_counter()
+    for step in range(1000):
+        stream.place(offset + step)
+    return (time.perf_counter() - started) / 1000
+
+
+def read_ours(path: Path, workers: int) -> Iterator[Any]:
+    windows = TokenFile(path, seq_len=SEQ_LEN, component="tokens")
+    return StreamLoader(
+        Stream([Component("tokens", windows)], seed=1),
+        micro_batch_size=BATCH,
+        dp_rank=0,
+        dp_world_size=1,
+        sample_offset=0,
+        global_batch_size=BATCH,
+        workers=workers,
+    )
+
+
+def read_torch(path: Path, workers: int) -> Iterator[Any]:
+    windows: Any = TokenFile(path, seq_len=SEQ_LEN, component="tokens")
+    loader = torch.utils.data.DataLoader(
+        windows, batch_size=BATCH, shuffle=True, num_workers=workers
+    )
+    return itertools.chain.from_iterable(itertools.repeat(loader))
+
+
+def read_grain(path: Path, workers: int) -> Iterator[Any]:
+    import grain
+
+    class Source:
+        def __init__(self) -> None:
+            self.windows = TokenFile(path, seq_len=SEQ_LEN, component="tokens")
+
+        def __len__(self) -> int:
+            return len(self.windows)
+
+        def __getitem__(self, index: int) -> dict[str, Any]:
+            window = self.windows.window(index)
+            return {"input_ids": window[:-1], "labels": window[1:]}
+
+    data = grain.MapDataset.source(Source()).seed(1).shuffle().repeat()
+    batches = data.to_iter_dataset().batch(BATCH)
+    if workers:
+        batches = batches.mp_prefetch(grain.multiprocessing.MultiprocessingOptions(workers))
+    return iter(batches)
+
+
+READERS = {
+    "ours": (read_ours, None),
+    "torch DataLoader, RandomSampler": (read_torch, None),
+    "grain": (read_grain, "grain"),
+}
+SEEKERS = {
+    "torchdata StatefulDataLoader": (seek_torchdata, "torchdata"),
+    "accelerate skip_first_batches": (seek_accelerate, "accelerate"),
+}
+
+
+def samples_per_second(batches: Iterator[Any], samples: int) -> float:
+    """Read on from where the workers are busy; the batches that start them do not count."""
+    for _ in range(2 * BATCH):
+        next(batches)
+    started = time.perf_counter()
+    for _ in range(samples // BATCH):
+        next(batches)
+    return samples / (time.perf_counter() - started)
+
+
+def measure_reading(samples: int, rounds: int) -> dict[str, list[float]]:
+    """Return samples per second by reader and workers, all in turn, `rounds` times."""
+    results: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "tokens.bin"
+        np.random.default_rng(0).integers(0, 50_000, 20_000_000).astype("<u2").tofile(path)
+        for _ in range(rounds):
+            for workers in (0, 2):
+                for reader, (make, package) in READERS.items():
+                    if package and not installed(package):
+                        continue
+                    batches = make(path, workers)
+                    rate = samples_per_second(batches, samples)
+                    results.setdefault(f"{reader}, {workers} workers", []).append(rate)
+                    if isinstance(batches, StreamLoader):
+                        batches.close()
+                    del batches
+    return results
+
+
+def installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+def main() -> None:
+    """Measure, print tables, and write JSON if asked."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--samples", type=int, default=4000, help="read in each round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    missing = {package for _, package in (*READERS.values(), *SEEKERS.values()) if package}
+    for package in sorted(package for package in missing if not installed(package)):
+        print(f"{package} is not installed, and left out")
+
+    found: dict[str, Any] = {"seek_seconds": {}, "order_bytes": {}, "place_seconds": {}}
+    print("\nmemory of the order, and time to place one sample")
+    for length in (10**9, 10**12):
+        size, seconds = order_bytes(length), place_seconds(length)
+        found["order_bytes"][f"{length:.0e}"] = size
+        found["place_seconds"][f"{length:.0e}"] = seconds
+        print(f"  {length:8.0e} samples  {size / 1e6:6.2f} MB  {seconds * 1e6:6.1f} microseconds")
+
+    print("\nfirst batch at 90 % of an epoch, everything made anew")
+    seek_ours(BATCH)  # imports what the others have imported
+    for length in (*PEER_SIZES, 10**9, 10**12):
+        seekers = {"ours": (seek_ours, None), **(SEEKERS if length in PEER_SIZES else {})}
+        for name, (seek, package) in seekers.items():
+            if package and not installed(package):
+                continue
+            _mixture_of.cache_clear()
+            seconds = seconds_of(seek, length)
+            found["seek_seconds"][f"{name}, {length:.0e}"] = seconds
+            print(f"  {length:8.0e} samples  {name:32} {seconds:9.4f} s")
+
+    print(f"\nreading windows of {SEQ_LEN} tokens, {options.rounds} rounds in turn")
+    found["samples_per_second"] = measure_reading(options.samples, options.rounds)
+    for name, rates in found["samples_per_second"].items():
+        middle, spread = statistics.median(rates), f"{min(rates):,.0f} to {max(rates):,.0f}"
+        plain = found["samples_per_second"][
+            f"torch DataLoader, RandomSampler,{name.split(',')[-1]}"
+        ]
+        ratio = middle / statistics.median(plain)
+        print(f"  {name:44} {middle:9,.0f} samples/s  ({spread})  {ratio:5.2f} of torch's")
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
