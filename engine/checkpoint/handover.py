@@ -54,9 +54,16 @@ class Handover:
         return {save.image for save in self._unsettled.values() if save.holds_image}
 
     def hand_over(self, seal: Seal, image: int, descriptor: int) -> None:
-        """Seal image number `image`, which `descriptor` leads to. With this it is fully staged."""
+        """Seal image number `image`, which `descriptor` leads to. With this it is fully staged.
+
+        Raises OSError where this process cannot (no descriptors left): then it is not.
+        """
         self._unsettled[seal.save_id] = _Unsettled(seal, image, descriptor)
-        self._link.seal(seal, descriptor)  # to a dead writer: its successor is handed it again
+        try:
+            self._link.seal(seal, descriptor)  # to a dead writer: its successor is handed it again
+        except OSError:
+            del self._unsettled[seal.save_id]
+            raise
 
     def wait_for_image(self, timeout_seconds: float) -> None:
         """Block until an image is free. Raises CheckpointError when none is in time."""

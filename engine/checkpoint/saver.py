@@ -117,16 +117,18 @@ class Saver(Handover):
         if self._agreed is None:
             return
         staged, self._agreed = self._agreed, None
-        self.hand_over(staged.seal, staged.image, staged.descriptor)
-        self._emit(
-            "staged",
-            {
-                "tag": staged.tag,
-                "step": step_of(staged.tag),
-                "bytes": staged.seal.size_bytes,
-                "seconds": staged.pause_seconds,
-            },
-        )
+        try:
+            self.hand_over(staged.seal, staged.image, staged.descriptor)
+        except OSError as error:  # not to be raised: DeepSpeed's step may be what called
+            self.fail(staged.tag, f"could not be handed to the writer: {error}")
+            return
+        fields = {
+            "tag": staged.tag,
+            "step": step_of(staged.tag),
+            "bytes": staged.seal.size_bytes,
+            "seconds": staged.pause_seconds,
+        }
+        self._emit("staged", fields)
 
     def settle(self, timeout_seconds: float) -> bool:
         """Block until every staged save is settled; False if the time ran out."""
