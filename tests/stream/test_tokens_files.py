@@ -437,3 +437,45 @@ def test_index_bytes_are_laid_out_as_the_format_says() -> None:
     assert index[34:42] == struct.pack("<ii", 2, 1)
     assert index[42:58] == struct.pack("<qq", 0, 4)
     assert index[58:] == struct.pack("<qqq", 0, 1, 2)
+
+
+def numpy_file(folder: Path) -> Path:
+    np.save(folder / "t.npy", np.asarray(TOKENS, "<u2"))
+    return folder / "t.npy"
+
+
+@pytest.mark.parametrize(
+    ("write", "kind", "header_bytes"),
+    [
+        (lambda folder: write_megatron(folder, DOCUMENTS), MegatronTokens, 142),
+        (
+            lambda folder: write_llmc(folder / "t.bin", TOKENS, magic=20240520, item_bytes=2),
+            LlmcTokens,
+            12,
+        ),
+        (numpy_file, TokenFile, 128),
+    ],
+    ids=["megatron", "llmc", "numpy"],
+)
+@pytest.mark.parametrize("bits", [0x01, 0x80, 0xFF])
+def test_a_damaged_header_is_refused_or_harmless(
+    tmp_path: Path,
+    write: Callable[[Path], Path],
+    kind: Callable[..., Windows],
+    header_bytes: int,
+    bits: int,
+) -> None:
+    path = write(tmp_path)
+    whole = path.read_bytes()
+    count = 0
+    for at in range(header_bytes):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ bits]) + whole[at + 1 :])
+        try:
+            windows = kind(path, **SETTINGS)
+        except StreamError:
+            count += 1
+        else:
+            for index in range(len(windows)):
+                windows.window(index)
+                windows.pieces(index)
+    assert count > header_bytes // 2

@@ -89,19 +89,15 @@ def _batches(path: Path, column: str, component: str) -> Iterator[ArrayShard]:
     from pyarrow import ipc
 
     mapped.size_of(path, component)
-    first_row = 0
-    try:
-        with ipc.open_stream(pyarrow.memory_map(str(path))) as reader:
-            columns.check_type(reader.schema, column, path, component)
-            for batch in reader:
-                tokens, begins = columns.flatten(
-                    batch.column(column), column, f"component {component!r}: {path}"
-                )
-                yield ArrayShard(
-                    path, tokens, byte_offset=None, begins=begins, first_document=first_row
-                )
-                first_row += batch.num_rows
-    except (pyarrow.ArrowException, OSError) as error:
-        raise StreamError(
-            f"component {component!r}: {path}: is torn, or not an Arrow stream: {error}"
-        ) from error
+    where, first_row = f"component {component!r}: {path}", 0
+    with (
+        columns.refusing(f"{where}: is torn, or not an Arrow stream"),
+        ipc.open_stream(pyarrow.memory_map(str(path))) as reader,
+    ):
+        columns.check_type(reader.schema, column, path, component)
+        for batch in reader:
+            tokens, begins = columns.flatten(batch.column(column), column, where)
+            yield ArrayShard(
+                path, tokens, byte_offset=None, begins=begins, first_document=first_row
+            )
+            first_row += batch.num_rows

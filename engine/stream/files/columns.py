@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,22 @@ def load_pyarrow(component: str) -> Any:
             "pip install 'everstep[hf]'"
         ) from error
     return pyarrow
+
+
+@contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Turn what pyarrow raises about a file that is torn, damaged or something else into an error.
+
+    Raises:
+        StreamError: says what it is about.
+    """
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError, ValueError, IndexError) as error:
+        # ValueError: of names that are not UTF-8; IndexError: of columns that a group has not.
+        raise StreamError(f"{what}: {error}") from error
 
 
 def check_type(schema: Any, column: str, path: Path, component: str) -> np.dtype[Any]:

@@ -10,6 +10,7 @@ long as no row is empty or null; where that turns out untrue, reading says so.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ class ParquetTokens(Windows):
     ) -> None:
         files = mapped.find(path, (".parquet",), component)
         opened = [_File(file, column, component) for file in files]
-        shards = [shard for file in opened for shard in file.row_groups()]
+        shards = [shard for file in opened for shard in file.row_groups]
         source = _Decoded(
             shards,
             files=files,
@@ -76,23 +77,21 @@ class _File:
     """One open file, and the row groups of it that were decoded last."""
 
     def __init__(self, path: Path, column: str, component: str) -> None:
-        pyarrow = columns.load_pyarrow(component)
+        columns.load_pyarrow(component)
         from pyarrow import parquet
 
         self.path = path
         self.where = f"component {component!r}: {path}"
         self._column = column
         mapped.size_of(path, component)
-        try:
+        with columns.refusing(f"{self.where}: is torn, or not Parquet"):
             self._file = parquet.ParquetFile(path, memory_map=True)
             self.dtype = columns.check_type(self._file.schema_arrow, column, path, component)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise StreamError(f"{self.where}: is torn, or not Parquet: {error}") from error
+            self.row_groups = list(self._row_groups())
         self.decode = lru_cache(KEPT_ROW_GROUPS)(self._decode)
 
-    def row_groups(self) -> list[_RowGroup]:
-        """Return the file's row groups as shards."""
-        metadata, groups, first_row = self._file.metadata, [], 0
+    def _row_groups(self) -> Iterator[_RowGroup]:
+        metadata, first_row = self._file.metadata, 0
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
             leaves = [
@@ -100,24 +99,19 @@ class _File:
                 for leaf in range(group.num_columns)
                 if group.column(leaf).path_in_schema.split(".")[0] == self._column
             ]
-            groups.append(_RowGroup(self, number, leaves[0].num_values, group.num_rows, first_row))
+            yield _RowGroup(self, number, leaves[0].num_values, group.num_rows, first_row)
             first_row += group.num_rows
-        return groups
 
     def _decode(self, number: int) -> tuple[Tokens, Tokens]:
         import pyarrow
 
-        try:
+        with columns.refusing(f"{self.where}: row group {number} cannot be read"):
             # One thread: a loader's worker is a fork, and has not its parent's.
             table = self._file.read_row_group(number, columns=[self._column], use_threads=False)
-        except (pyarrow.ArrowException, OSError) as error:
-            raise StreamError(
-                f"{self.where}: row group {number} cannot be read: {error}"
-            ) from error
-        lists = table.column(self._column).combine_chunks()
-        if isinstance(lists, pyarrow.ChunkedArray):
-            lists = lists.chunk(0)
-        return columns.flatten(lists, self._column, self.where)
+            lists = table.column(self._column).combine_chunks()
+            if isinstance(lists, pyarrow.ChunkedArray):
+                lists = lists.chunk(0)
+            return columns.flatten(lists, self._column, self.where)
 
 
 class _RowGroup:

@@ -8,6 +8,7 @@ int32 in front: a magic number, version 1, the number of tokens.
 from __future__ import annotations
 
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,8 @@ def _numpy(path: Path, size: int, component: str) -> ArrayShard:
             }[version]
             shape, _, dtype = read(file, max_header_size=_NUMPY_HEADER_LIMIT)
             offset = file.tell()
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, SyntaxError, TokenError) as error:
+        # numpy reads the header as Python, by ast; it may find anything wrong with it
         raise StreamError(f"{where}: its numpy header cannot be read: {error}") from error
     if len(shape) != 1 or dtype.kind not in "ui":
         raise StreamError(
