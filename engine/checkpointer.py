@@ -254,7 +254,7 @@ class Checkpointer:
             size = self._saver.size_ahead(snapshot.structure, ahead)
         except _ERRORS as error:
             logger.warning("nothing is prepared for saving yet: %s", error)
-        preflight.check(self._session, size, self._options.keep_last)
+        preflight.check(self._session, size, self._options)
         try:
             self._saver.reserve(size)
         except _ERRORS as error:

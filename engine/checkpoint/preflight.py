@@ -5,36 +5,50 @@ refused with the numbers, on every rank alike; what will work for now is an even
 """
 
 import hashlib
+import logging
 import os
+import time
 
 from engine.checkpoint import memory
 from engine.checkpoint.collective import Severity
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.handover import IMAGES
+from engine.checkpoint.options import CheckpointOptions
 from engine.checkpoint.session import Session
 from engine.format import names
 from engine.protocol import files
+from engine.protocol.layout import CheckpointDirectory
 from engine.protocol.owner import Place
 
+logger = logging.getLogger(__name__)
 
-def check(session: Session, shard_bytes: int, keep_last: int) -> None:
+_PAUSE_SECONDS = 0.1
+
+
+def check(session: Session, shard_bytes: int, options: CheckpointOptions) -> None:
     """Check that this host's memory holds the images, and the disk two checkpoints at least.
 
-    Args:
-        shard_bytes: of this rank; 0 where it is not known, which leaves this rank out.
-        keep_last: checkpoints that are kept; one more is there until an old one goes.
+    `shard_bytes` is this rank's; 0 where it is not known, which leaves this rank out. Blocks while
+    writers of an earlier attempt still hold memory on this host that is missing, for at most the
+    commit deadline.
 
-    A disk that has no room for `keep_last` and one more is the event `low_space`. Quotas do not
-    show in what a file system says is free, and other tenants' writes are not foreseen.
+    A disk that has no room for `keep_last` checkpoints and one more is the event `low_space`.
+    Quotas do not show in what a file system says is free, and other tenants' writes are not
+    foreseen.
 
     Raises:
         CheckpointError: there is not enough of either, on any host.
     """
     rows = session.agreement.gather([_this_host(), shard_bytes])
     local = [size for host, size in rows if host == _this_host()]
-    reasons = [_lack_of_memory(local)]
-    if session.rank == 0:
-        reasons.append(_lack_of_space(session, sum(size for _, size in rows), keep_last))
+    try:
+        _wait_for_old_writers(session, IMAGES * sum(local), options.commit_deadline_seconds)
+        reasons = [_lack_of_memory(local)]
+        if session.rank == 0:
+            total = sum(size for _, size in rows)
+            reasons.append(_lack_of_space(session, total, options.keep_last))
+    except OSError as error:
+        reasons = [f"how much room there is for checkpoints cannot be found out: {error}"]
     reason = "; ".join(filter(None, reasons))
     # No rank takes memory before all have looked.
     verdict = session.agreement.reach(Severity.STOP if reason else Severity.NONE, reason)
@@ -45,6 +59,34 @@ def check(session: Session, shard_bytes: int, keep_last: int) -> None:
 def _this_host() -> int:
     boot_id = Place.here().boot_id.encode()  # one kernel, one memory, whatever the containers
     return int.from_bytes(hashlib.blake2b(boot_id, digest_size=7).digest(), "big")
+
+
+def _wait_for_old_writers(session: Session, needed_bytes: int, timeout_seconds: float) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    said = False
+    while memory.room().free_bytes < needed_bytes and time.monotonic() < deadline:
+        writers = _old_writers(session.directory, session.attempt)
+        if not writers:
+            return
+        if not said:
+            logger.info("waiting for the memory of an earlier attempt's writers: %s", writers)
+            said = True
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _old_writers(directory: CheckpointDirectory, attempt: int) -> list[int]:
+    """Return the processes of this host that write for an earlier attempt: their logs tell."""
+    attempts = os.path.realpath(directory.attempts) + os.sep
+    mine = os.path.realpath(directory.attempt(attempt).path) + os.sep
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            output = os.readlink(f"/proc/{name}/fd/1")
+        except OSError:
+            continue  # it has ended, or is another user's
+        if output.startswith(attempts) and not output.startswith(mine):
+            found.append(int(name))
+    return found
 
 
 def _lack_of_memory(shards: list[int]) -> str:

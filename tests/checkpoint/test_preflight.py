@@ -1,6 +1,9 @@
 """Room for what is to come: refused with numbers where there is none, said where it is short."""
 
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +14,7 @@ from engine.checkpoint import memory, preflight
 from engine.checkpoint.collective import Severity, Verdict
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.memory import Room
+from engine.checkpoint.options import CheckpointOptions
 from engine.checkpoint.session import Session
 from engine.protocol.layout import CheckpointDirectory
 
@@ -55,10 +59,12 @@ def _check(
     session = SimpleNamespace(
         agreement=_Agreement([list(row) for row in shards]),
         rank=0,
+        attempt=1,
         directory=CheckpointDirectory(str(root)),
         emit=lambda event, **fields: events.append((event, fields)),
     )
-    preflight.check(cast(Session, session), shards[0][1], keep_last)
+    options = CheckpointOptions(keep_last=keep_last, commit_deadline_seconds=60)
+    preflight.check(cast(Session, session), shards[0][1], options)
     return events
 
 
@@ -115,3 +121,65 @@ def test_both_lacks_are_said_at_once(tmp_path: Path, host: SimpleNamespace) -> N
     host.memory_bytes = host.free_blocks = 1
     with pytest.raises(CheckpointError, match=r"staging needs 2 images.*; checkpoint.dir has no"):
         _check(tmp_path, [(_HERE, _BLOCK)])
+
+
+@pytest.fixture
+def writers(
+    tmp_path: Path, host: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes with a writer's log that hold all memory; they end at the second look at it."""
+    writers: list[subprocess.Popen[bytes]] = []
+    looks = []
+
+    def look() -> Room:
+        looks.append(1)
+        if len(looks) == 2:
+            for writer in writers:
+                writer.communicate()
+        held = any(writer.poll() is None for writer in writers)
+        return Room(0 if held else host.memory_bytes, "the test's limit")
+
+    monkeypatch.setattr(memory, "room", look)
+    yield writers
+    for writer in writers:
+        writer.communicate()
+
+
+def _write_for(attempt: int, root: Path) -> subprocess.Popen[bytes]:
+    log = Path(CheckpointDirectory(str(root)).attempt(attempt).path, "writer_00001.log")
+    log.parent.mkdir(parents=True)
+    command = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
+    with log.open("w") as output:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output)
+
+
+def test_memory_that_an_earlier_attempts_writer_still_holds_is_waited_for(
+    tmp_path: Path, writers: list[subprocess.Popen[bytes]]
+) -> None:
+    writers.append(_write_for(0, tmp_path))
+    _check(tmp_path, [(_HERE, 1000)])
+    assert writers[0].poll() == 0
+
+
+def test_memory_that_others_hold_is_not_waited_for(
+    tmp_path: Path, host: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _write_for(1, tmp_path) as own:
+        host.memory_bytes = 1
+        slept: list[float] = []
+        monkeypatch.setattr("engine.checkpoint.preflight.time.sleep", slept.append)
+        with pytest.raises(CheckpointError, match="staging needs 2 images"):
+            _check(tmp_path, [(_HERE, 1000)])
+        assert slept == []
+        own.communicate()
+
+
+def test_a_disk_that_cannot_be_asked_is_an_error_on_all_ranks(
+    tmp_path: Path, host: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str) -> None:
+        raise OSError(5, "Input/output error", path)
+
+    monkeypatch.setattr(os, "statvfs", fail)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        _check(tmp_path, [(_HERE, 1000)])
