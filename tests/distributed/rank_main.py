@@ -24,4 +24,5 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-main()
+if __name__ == "__main__":  # not in processes that torch spawns
+    main()

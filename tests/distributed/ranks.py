@@ -43,7 +43,14 @@ def free_port() -> int:
         return port
 
 
-def run_ranks(function: str, world_size: int, *, exit_code: int = 0, **arguments: Any) -> list[Any]:
+def run_ranks(
+    function: str,
+    world_size: int,
+    *,
+    exit_code: int = 0,
+    timeout_seconds: float = _TIMEOUT_SECONDS,
+    **arguments: Any,
+) -> list[Any]:
     """Run `function` on every rank; return what each returned (JSON), by rank.
 
     Ranks that are to end with another `exit_code`, such as that of a signal, return nothing.
@@ -64,7 +71,7 @@ def run_ranks(function: str, world_size: int, *, exit_code: int = 0, **arguments
             log = open(os.path.join(scratch, f"log{rank}"), "w+b")  # noqa: SIM115  # read below
             environment = rank_environment(rank, world_size, port)
             ranks.append((subprocess.Popen(command, env=environment, stdout=log, stderr=log), log))
-        _wait(ranks)
+        _wait(ranks, timeout_seconds)
         texts = []
         for process, log in ranks:
             log.seek(0)
@@ -83,9 +90,9 @@ def run_ranks(function: str, world_size: int, *, exit_code: int = 0, **arguments
         ]
 
 
-def _wait(ranks: list[Any]) -> None:
+def _wait(ranks: list[Any], timeout_seconds: float) -> None:
     """Return when all have ended; kill the others soon after the first failure."""
-    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    deadline = time.monotonic() + timeout_seconds
     while any(process.poll() is None for process, _ in ranks):
         if any(process.poll() for process, _ in ranks):
             deadline = min(deadline, time.monotonic() + _AFTER_FAILURE_SECONDS)
