@@ -122,3 +122,32 @@ def test_generators_are_seeded_by_seed_and_rank_together() -> None:
     draws = [drawn(seed, rank) for seed in range(3) for rank in range(3)]
     for values in zip(*draws, strict=True):
         assert len(set(values)) == len(draws)  # seed + rank would repeat: 0 + 1 = 1 + 0
+
+
+FEW = "{_target_: tests.launcher.small_data.Few, weight: 1, epochs: 3}"
+ONLY_FEW = (f"+data.components.few={FEW}", "~data.components.documentation")
+
+
+def test_the_run_ends_with_the_last_step_that_the_data_fill() -> None:
+    endless = settings(*ONLY_FEW, "train.steps=9")
+    assert builders.steps_of(endless, builders.build_stream(endless)) == 9
+    ending = settings(*ONLY_FEW, "~data.components.sources", "train.steps=9")
+    stream = builders.build_stream(ending)
+    assert stream.length == 30
+    assert builders.steps_of(ending, stream) == 3  # of 8 samples each
+    assert builders.steps_of(settings(*ONLY_FEW, "train.steps=2"), stream) == 2
+
+
+def test_stages_skips_and_limits_reach_the_stream() -> None:
+    stage = "{from_sample: 9, weights: {sources: 0}}"
+    planned = settings(f"data.stages=[{stage}]", "data.skip=[[3, 5]]")
+    fingerprint = builders.build_stream(planned).fingerprint()
+    assert [part["from_sample"] for part in fingerprint["segments"]] == [0, 9]
+    assert set(fingerprint["segments"][1]["slots"]) == {"documentation"}
+    assert fingerprint["skip"] == [[3, 5]]
+
+
+def test_data_that_do_not_fill_one_step_are_refused() -> None:
+    few = settings(*ONLY_FEW, "~data.components.sources", "batch.global_size=64")
+    with pytest.raises(ConfigError, match=r"ends after 30 samples, .* batch\.global_size=64"):
+        builders.build_stream(few)
