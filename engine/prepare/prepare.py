@@ -83,9 +83,11 @@ def prepare(job: Job, progress: Progress) -> dict[str, Any]:
     """
     encoder = encoders.build(job.choice)
     plan = plans.make(inputs.find(job.inputs, job.suffixes), job.reading, encoder, job.part_bytes)
-    if job.out.exists():
-        return _complete(job.out, plan)
     partial = job.out.with_name(f"{job.out.name}.partial")
+    if job.out.exists():
+        described = _complete(job.out, plan)
+        shutil.rmtree(partial, ignore_errors=True)  # of a start that was killed after its rename
+        return described
     tokens = partial / "tokens"
     tokens.mkdir(parents=True, exist_ok=True)
     with _locked(partial / "lock"):

@@ -245,9 +245,11 @@ def test_a_killed_start_leaves_nothing_half_and_no_process_and_is_continued(
 def test_a_complete_folder_is_left_alone_and_another_is_not_overwritten(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", TEXTS)
     described = run(job(path, out=tmp_path / "out"))
+    (tmp_path / "out.partial").mkdir()  # as if it was killed right after its rename
     told = Told()
     assert prepare(job(path, out=tmp_path / "out"), told.progress) == described
     assert told.begun == []
+    assert not (tmp_path / "out.partial").exists()
     for other in (job(path, path, out=tmp_path / "out"), job(path, out=tmp_path)):
         with pytest.raises(UsageError, match="is there already, and not what these inputs"):
             run(other)
