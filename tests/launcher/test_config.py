@@ -113,6 +113,7 @@ def test_a_run_directory_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) 
         (["checkpoint.keep_last=0"], ["checkpoint.keep_last=0"]),
         (["checkpoint.keep_every_steps=0"], ["checkpoint.keep_every_steps=0"]),
         (["checkpoint.max_bytes_per_second=0"], ["checkpoint.max_bytes_per_second=0", "above 0"]),
+        (["checkpoint.when_busy=never"], ["checkpoint.when_busy='never'", "wait or skip"]),
         (["checkpoint.keep_best={metric: loss}"], ["checkpoint.keep_best.mode is not set"]),
         (
             ["checkpoint.keep_best={metric: accuracy, mode: max, count: 1}"],

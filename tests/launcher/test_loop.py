@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
 import pytest
+import torch
 
 from launcher.builders import learning_rate_factor
 from launcher.config import ScheduleSettings
-from launcher.loop import Cadence
+from launcher.loop import Cadence, LoopSettings, Position, StepLoop
+from launcher.stop import Edge
 
 
 def test_saves_by_count_need_no_clock() -> None:
@@ -43,3 +50,53 @@ def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_floor() -> None:
 def test_without_warm_up_and_decay_the_learning_rate_stays() -> None:
     schedule = ScheduleSettings(warmup_steps=0, decay="none", min_lr_ratio=0.0)
     assert {learning_rate_factor(step, schedule, 10) for step in range(12)} == {1.0}
+
+
+class BusyCheckpoints:
+    """A disk that is never ready in time: whoever does not wait is sent away."""
+
+    last_committed_step = None
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, str | None]] = []
+
+    def save(self, step: int, *, when_busy: str | None, **state: Any) -> bool:
+        self.asked.append((step, when_busy))
+        return when_busy == "wait"
+
+    def poll(self) -> None: ...
+
+
+class LoneAgreement:
+    """Asks to stop after the given step."""
+
+    def __init__(self, stop_at: int) -> None:
+        self._edges = itertools.count()
+        self._stop_at = stop_at
+
+    def begin(self, *, loss: float, stop: bool, save: bool) -> Callable[[], Edge]:
+        edge = Edge(loss, next(self._edges) == self._stop_at, save)
+        return lambda: edge
+
+
+@pytest.mark.parametrize(("stop_at", "last"), [(2, 2), (1000, 3)])
+def test_the_save_that_a_run_ends_with_waits_for_a_busy_disk(stop_at: int, last: int) -> None:
+    checkpoints = BusyCheckpoints()
+    engine = mock.MagicMock(device="cpu")
+    engine.return_value = torch.tensor(1.0)
+    engine.get_global_grad_norm.return_value = None
+    loop = StepLoop(
+        LoopSettings(3, 1, 4, step_timeout_seconds=600, is_rank_0=True),
+        engine=engine,
+        batches=itertools.repeat({"x": torch.zeros(1)}),
+        checkpoints=checkpoints,
+        cadence=Cadence(every_steps=1, every_minutes=None),
+        agreement=LoneAgreement(stop_at),  # type: ignore[arg-type]
+        stop=mock.MagicMock(requested=False),
+        progress=mock.MagicMock(),
+        position=Position(0, 0),
+        stream_state=lambda offset: None,
+    )
+    assert loop.run() == (last == 3)
+    assert checkpoints.asked == [*((step, None) for step in range(1, last + 1)), (last, "wait")]
+    assert loop.has_staged_its_position

@@ -112,11 +112,16 @@ def test_the_command_line_sets_the_cadence_and_what_is_kept(
         "checkpoint.keep_every_steps=6",
         "checkpoint.keep_best={metric: loss, mode: max, count: 1}",
         "checkpoint.max_bytes_per_second=1e9",
+        "checkpoint.paranoid=true",
     )
     assert code == 0, said
     events = records(tmp_path, "events.jsonl")
     committed = [event["step"] for event in events if event["event"] == "committed"]
     assert committed == [3, 6, 9, 12, 15, 18, 20]
+    proven = [event["step"] for event in events if event["event"] == "proven"]
+    unproven = [event["step"] for event in events if event["event"] == "unproven"]  # pruned before
+    assert sorted(proven + unproven) == committed
+    assert proven[-1] == 20
     tags = {path.name for path in (tmp_path / "checkpoints").glob("global_step*")}
     losses = {line["step"]: line["loss"] for line in records(tmp_path, "metrics.jsonl")}
     worst = max(committed, key=lambda step: losses[step])
