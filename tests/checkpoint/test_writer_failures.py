@@ -208,7 +208,8 @@ def test_a_directory_that_is_removed_under_a_live_run_is_a_failed_disk(ranks: Ra
     """Nobody has taken the run over, and the writers live on to say so."""
     ranks.start()
     ranks.save(1)
-    shutil.rmtree(ranks.run.directory.root)
+    while os.path.exists(ranks.run.directory.root):  # rank 0's writer may still put things in
+        shutil.rmtree(ranks.run.directory.root, ignore_errors=True)
     for step in (2, 3):
         ranks.save(step)
         assert f"was {ranks.run.directory.root} removed" in ranks.reasons(step)
