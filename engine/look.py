@@ -10,25 +10,14 @@ without text.
 
 from __future__ import annotations
 
-import importlib
-import inspect as signatures
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from engine.format.manifest import Draft
 from engine.inspect import InspectError
+from engine.look_data import RunData, decoder
 from engine.stream import Order, Place, StreamError
-from engine.stream.fingerprint import differences, of_dataset
-
-Decode = Callable[[Any], str]
-
-# What a component's settings say beside the data set's own arguments.
-_NOT_ARGUMENTS = ("_target_", "weight", "epochs")
-
-
-class DataGoneError(Exception):
-    """A component's data cannot be read, or are not those that the run was trained on."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +43,7 @@ class Batch:
     """The samples of one step, or one sample.
 
     samples  in order, those whose data are missing without details
-    errors   one for each component whose data are gone or changed
+    errors   one for each component whose data are gone or changed, or sample that cannot be read
     notes    what to know before believing it
     """
 
@@ -98,7 +87,7 @@ def look(manifest: Draft, offsets: range, tokenizer: str | None = None) -> Batch
         order = Order.from_json(stored)
     except StreamError as error:
         raise InspectError(f"{manifest.tag}: {error}") from error
-    data = _Data(stored, settings, _decoder(tokenizer))
+    data = RunData(stored, settings, decoder(tokenizer))
     batch = Batch(notes=_notes(manifest, offsets))
     for offset in offsets:
         try:
@@ -111,105 +100,6 @@ def look(manifest: Draft, offsets: range, tokenizer: str | None = None) -> Batch
         )
     batch.errors = data.errors
     return batch
-
-
-class _Data:
-    """The components' data sets, each opened and compared with the run's when first read."""
-
-    def __init__(
-        self, stored: Mapping[str, Any], settings: Mapping[str, Any], decode: Decode | None
-    ) -> None:
-        self._stored = stored["components"]
-        self._settings = settings
-        self._decode = decode
-        self._opened: dict[str, Any] = {}
-        self.errors: list[str] = []
-
-    def read(self, seed: int, place: Place) -> tuple[list[str], str | None]:
-        """Return a sample's details and its text; nothing where its data are gone."""
-        name = place.component
-        if name not in self._opened:
-            self._opened[name] = None
-            try:
-                self._opened[name] = self._open(name)
-            except DataGoneError as error:
-                self.errors.append(str(error))
-        dataset = self._opened[name]
-        if dataset is None:
-            return [], None
-        if not hasattr(dataset, "describe"):
-            return list(_parts(dataset, seed, place)), None
-        details = list(_described(dataset.describe(place.index)))
-        tokens = dataset.window(place.index)
-        text = self._decode(tokens) if self._decode else dataset.decode(tokens)
-        return details, str(tokens.tolist()) if text is None else text
-
-    def _open(self, name: str) -> Any:
-        where = f"component {name!r}"
-        if name not in self._settings:
-            raise DataGoneError(f"{where}: the checkpoint does not say what its data set is")
-        try:
-            dataset = _instantiate(self._settings[name], name)
-            now = {"samples": len(dataset), "data": of_dataset(dataset, name)}
-        except Exception as error:  # whatever a user's class raises
-            raise DataGoneError(
-                f"{where}: its data set cannot be opened: {type(error).__name__}: {error}"
-            ) from error
-        changed = differences(self._stored[name], now)
-        if changed:
-            raise DataGoneError(
-                "\n".join(
-                    [f"{where}: its data are not those that the run was trained on:", *changed]
-                )
-            )
-        return dataset
-
-
-def _instantiate(section: Mapping[str, Any], component: str) -> Any:
-    """Make a data set from a component's resolved settings, as the launcher's Hydra does."""
-    target, arguments = _target(section), {}
-    for key, value in section.items():
-        if key in _NOT_ARGUMENTS:
-            continue
-        if key.startswith("_") and key != "_convert_":
-            raise ValueError(f"{key} in the settings is not understood here")
-        nested = isinstance(value, Mapping) and "_target_" in value
-        arguments[key] = _instantiate(value, component) if nested else value
-    if "component" in signatures.signature(target).parameters:
-        arguments.setdefault("component", component)
-    return target(**arguments)
-
-
-def _target(section: Mapping[str, Any]) -> Any:
-    module, _, name = section["_target_"].rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
-def _described(description: Mapping[str, Any]) -> Iterator[str]:
-    """Say a window's description in lines: the window, then each piece of a document in it."""
-    begin, end = description["tokens"]
-    yield f"window {description['window']}: tokens {begin} to {end - 1}"
-    for piece in description["pieces"]:
-        names = [str(piece["file"])] if piece["file"] is not None else []
-        if piece["document"] is not None:
-            names.append(f"document {piece['document']}")
-        where = ", ".join(names) or "its tokens"
-        yield f"{where}: tokens {piece['begin']} to {piece['end'] - 1}"
-
-
-def _parts(dataset: Any, seed: int, place: Place) -> Iterator[str]:
-    """Say what a sample of any other data set consists of."""
-    from engine.stream.randomness import generators_kept, seed_generators
-
-    with generators_kept():
-        seed_generators(seed, place.component, place.epoch, place.index)
-        sample = dataset[place.index]
-    items = sample.items() if isinstance(sample, Mapping) else [("sample", sample)]
-    for name, value in items:
-        shape = getattr(value, "shape", None)
-        kind = f"{getattr(value, 'dtype', type(value).__name__)}"
-        shown = kind if shape is None else f"{kind} {list(shape)}"
-        yield f"{name}: {shown} {' '.join(repr(value).split())[:200]}"
 
 
 def _notes(manifest: Draft, offsets: range) -> list[str]:
@@ -227,22 +117,6 @@ def _notes(manifest: Draft, offsets: range) -> list[str]:
             "what it would go on with"
         )
     return notes
-
-
-def _decoder(path: str | None) -> Decode | None:
-    if path is None:
-        return None
-    try:
-        tokenizers = importlib.import_module("tokenizers")
-    except ImportError as error:
-        raise InspectError(
-            "--tokenizer needs the package tokenizers: pip install 'everstep[hf]'"
-        ) from error
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(path)
-    except Exception as error:  # the package raises bare Exceptions
-        raise InspectError(f"--tokenizer {path}: cannot be read: {error}") from error
-    return lambda tokens: str(tokenizer.decode(tokens.tolist(), skip_special_tokens=False))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

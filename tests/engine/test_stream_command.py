@@ -15,7 +15,7 @@ import pytest
 from engine.__main__ import main
 from engine.stream import Component, DocumentationText, Stage, Stream, TokenFile
 from tests.format import build
-from tests.stream.datasets import Augmented
+from tests.stream.datasets import Augmented, Described
 
 REPOSITORY = Path(__file__).parents[2]
 SEQ_LEN = 16
@@ -161,6 +161,43 @@ def test_samples_of_any_other_data_set_are_shown_by_their_parts(
     sample = stream.sample(5)
     for name in ("index", "python", "numpy", "torch"):
         assert f"  {name}: torch.int64 [] tensor({int(sample[name])})" in out
+
+
+def test_a_data_set_describes_its_samples_itself_and_one_that_cannot_be_read_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stream = Stream([Component("own", Described(4))], seed=1)
+    settings = {"_target_": "tests.stream.datasets.Described", "weight": 1.0, "length": 4}
+    code, out, err = output_of(capsys, saved(tmp_path, stream, {"own": settings}), "--step", 1)
+    assert code == 1
+    assert sorted(line for line in out.splitlines() if line.startswith("  ")) == [
+        f"  image: images/{index}.png" for index in range(3)
+    ]
+    assert err == (
+        "engine: component 'own', epoch 0, index 3: cannot be read: ValueError: torn image\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"_target_": "os.mkdir", "path": "WITNESS"},
+        {"_target_": "tests.stream.datasets.Numbered", "length": {"_target_": "os.mkdir"}},
+        {"_target_": "tests.stream.datasets.Numbered", "_args_": [4]},
+    ],
+)
+def test_a_checkpoint_cannot_have_anything_called_but_a_class_of_data_sets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any]
+) -> None:
+    witness = tmp_path / "witness"
+    settings = {
+        key: str(witness) if value == "WITNESS" else value for key, value in settings.items()
+    }
+    stream = Stream([Component("own", Augmented(4))], seed=1)
+    code, _, err = output_of(capsys, saved(tmp_path, stream, {"own": settings}), "--step", 1)
+    assert code == 1
+    assert "not called" in err
+    assert not witness.exists()
 
 
 def test_a_change_of_data_that_was_accepted_later_is_said(

@@ -45,3 +45,12 @@ class Told(Numbered):
     def __getitem__(self, index: int) -> Any:
         self.tell(index)
         return super().__getitem__(index)
+
+
+class Described(Numbered):
+    """Samples that say what they are; the last one cannot."""
+
+    def describe(self, index: int) -> dict[str, Any]:
+        if index == self.length - 1:
+            raise ValueError("torn image")
+        return {"image": f"images/{index}.png"}
