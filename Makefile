@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test bench lint format clean
+.PHONY: demo test bench endure lint format clean
 
 demo: $(VENV)/.installed
 	$(BIN)/everstep run.name=demo
@@ -13,7 +13,13 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
 
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.benchmarks.saving
+	$(BIN)/python -m tests.benchmarks.saving --json saving.json
+
+# Chains of attempts that are killed at random moments, as long as you like; a seed is drawn.
+ATTEMPTS ?= 1000
+endure: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.protocol.driver --attempts $(ATTEMPTS)
+	$(BIN)/python -m tests.protocol.driver --attempts $(ATTEMPTS) --zombies
 	$(BIN)/python -m tests.benchmarks.streaming
 
 lint: $(VENV)/.installed-dev

@@ -1,9 +1,11 @@
-"""What a save costs, next to what this machine can do and to DeepSpeed's own engine.
+"""What a save costs: ours, next to this machine's limits and to the ways of others.
 
-    python -m tests.benchmarks.saving [--megabytes 200] [--rounds 5] [--json FILE]
+    python -m tests.benchmarks.saving [--megabytes 400] [--rounds 3] [--json FILE]
 
-Two gloo ranks with ZeRO-3 state of the given size each, everything in turn in one run: these
-machines are noisy, so only the ratios of one table mean anything. Figures are the slowest rank's.
+Two gloo ranks with ZeRO-3 state of the given size each, everything in turn in one run: machines are
+noisy, so only the ratios of one table mean anything. Figures are the slowest rank's. Every way is
+followed by steps of training until it is done, which are compared with quiet steps of the same
+round.
 """
 
 import argparse
@@ -13,89 +15,191 @@ import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks import committing, report
 from tests.distributed.ranks import run_ranks
 
 RANKS = 2
-WIDTH = 1024
+WIDTH = 2048
 _BYTES_PER_PARAMETER = 12  # fp32 master and two moments
-_STEPS_TIMED = 5
+_QUIET_STEPS = 5
+_LEAST_STEPS = 2  # after a save: where one step waits for it, the next one shows what is usual
+_EVERY_STEP = 4
+_TIMEOUT_SECONDS = 3600.0
+
+Seconds = dict[str, list[float]]
 
 
-def measure(directory: str, megabytes: int, rounds: int) -> dict[str, list[float]]:
-    """Run on every rank: time each thing `rounds` times, in turn; seconds by name."""
-    import torch
-    import torch.distributed as dist
-    from deepspeed.runtime.checkpoint_engine import TorchCheckpointEngine
+class Bench:
+    """One rank of the benchmark: it trains, saves, and notes times."""
 
-    import engine
+    def __init__(self, directory: str, megabytes: int) -> None:
+        import torch
 
-    ds_engine = _make_engine(megabytes)
-    checkpointer = engine.attach(ds_engine, f"{directory}/ours")
-    checkpointer.resume("never")
-    theirs = TorchCheckpointEngine()
-    ours = ds_engine.checkpoint_engine
+        import engine
+        from tests.benchmarks import peers
 
-    def step() -> None:
-        loss = ds_engine(torch.ones(1, WIDTH, dtype=torch.bfloat16)).float().pow(2).mean()
-        ds_engine.backward(loss)
-        ds_engine.step()
+        self.results: dict[str, Seconds] = {}
+        self._torch = torch
+        self._directory = directory
+        self._ds_engine = _make_engine(megabytes)
+        decoupled = self._ds_engine.checkpoint_engine
+        events: list[dict[str, Any]] = []
+        self._checkpointer = engine.attach(
+            self._ds_engine, f"{directory}/ours", on_event=events.append
+        )
+        self._checkpointer.resume("never")
+        self._step()
+        state = peers.zero3_state(self._ds_engine)
+        self.ways: list[peers.Way] = [
+            peers.Ours(self._checkpointer, events),
+            peers.DeepSpeedDefault(self._ds_engine, directory),
+            peers.DeepSpeedDecoupled(self._ds_engine, decoupled, directory),
+            peers.DistributedThread(state, directory),
+            peers.DistributedProcess(state, directory),
+        ]
+        self._decoupled = decoupled
 
-    def timed(action: Any) -> float:
-        dist.barrier()
+    @property
+    def bytes_per_rank(self) -> int:
+        return int(self._checkpointer._saver._area.size_bytes)
+
+    def warm_up(self) -> None:
+        """Let everyone start processes, take pages and plan, before anything is timed."""
+        for way in self.ways:
+            way.save()
+            self._step()
+            way.finish()
+
+    def round(self) -> None:
+        """Time each thing once."""
+        self._note("machine", "warm copy", self._timed(self._copy))
+        self._note("machine", "raw write", self._timed(self._write))
+        for way in self.ways:
+            self._rest()
+            quiet = statistics.median(self._timed(self._step) for _ in range(_QUIET_STEPS))
+            self._note(way.name, "quiet step", quiet)
+            self._one_save(way, quiet)
+            self._rest()
+            self._save_every_step(way, quiet)
+
+    def close(self) -> None:
+        self._checkpointer.close()
+        self._decoupled.cleanup()
+
+    def _one_save(self, way: Any, quiet: float) -> None:
+        started = time.perf_counter()
+        pause = self._timed(way.save)
+        steps, meanwhile = [], []
+        committed = None
+        while committed is None or len(steps) < _LEAST_STEPS:
+            if committed is None and self._all(way.is_done()):
+                committed = self._slowest(way.finish() - started)
+                continue
+            steps.append(self._timed(self._step))
+            if committed is None:
+                meanwhile.append(steps[-1])
+        extra = sum(steps) - quiet * len(steps)
+        self._note(way.name, "pause", pause)
+        self._note(way.name, "extra of the next steps", extra)
+        self._note(way.name, "committed after", committed)
+        slow_down = statistics.median(meanwhile) / quiet if meanwhile else 1.0
+        self._note(way.name, "step meanwhile / quiet", slow_down)
+        self._note(way.name, "cost of a save", pause + extra)
+        self._note(way.name, "overhead at one per ten steps", (pause + extra) / (10 * quiet))
+
+    def _save_every_step(self, way: Any, quiet: float) -> None:
+        def steps() -> None:
+            for _ in range(_EVERY_STEP):
+                way.save()
+                self._step()
+
+        seconds = self._timed(steps)
+        way.finish()
+        self._note(way.name, "overhead at one per step", seconds / (_EVERY_STEP * quiet) - 1)
+
+    # --- parts
+
+    def _step(self) -> None:
+        x = self._torch.ones(1, WIDTH, dtype=self._torch.bfloat16)
+        loss = self._ds_engine(x).float().pow(2).mean()
+        self._ds_engine.backward(loss)
+        self._ds_engine.step()
+
+    def _timed(self, action: Callable[[], Any]) -> float:
+        """Seconds of the slowest rank."""
+        self._torch.distributed.barrier()
         started = time.perf_counter()
         action()
-        return time.perf_counter() - started
+        return self._slowest(time.perf_counter() - started)
 
-    def save_with_deepspeed() -> None:
-        ds_engine.checkpoint_engine = theirs
-        ds_engine.save_checkpoint(f"{directory}/theirs", tag="tag", save_latest=False)
-        ds_engine.checkpoint_engine = ours
+    def _slowest(self, seconds: float) -> float:
+        number = self._torch.tensor([seconds], dtype=self._torch.float64)
+        self._torch.distributed.all_reduce(number, op=self._torch.distributed.ReduceOp.MAX)
+        return float(number.item())
 
-    step()
-    number = 1
-    checkpointer.save(number, sample_offset=0)
-    checkpointer._saver.settle(600)
-    results: dict[str, list[float]] = {}
+    def _all(self, done: bool) -> bool:
+        return self._slowest(0.0 if done else 1.0) == 0.0
 
-    def note(name: str, seconds: float) -> None:
-        slowest = torch.tensor([seconds])
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        results.setdefault(name, []).append(slowest.item())
-
-    for _ in range(rounds):
-        note("warm copy into memfd", timed(lambda: _copy(checkpointer)))
-        note("raw O_DIRECT write, fsync", timed(lambda: _write(checkpointer, directory)))
-        note("DeepSpeed's engine: pause", timed(save_with_deepspeed))
+    def _rest(self) -> None:
+        """Nothing that one has left to write may slow the next."""
         os.sync()
-        note("step, quiet", timed(lambda: [step() for _ in range(_STEPS_TIMED)]) / _STEPS_TIMED)
-        number += 2
-        staged = time.perf_counter()
-        note("ours: pause", timed(lambda n=number: checkpointer.save(n, sample_offset=0)))
-        checkpointer._saver.settle(600)
-        note("ours: committed after", time.perf_counter() - staged)
-        checkpointer.save(number + 1, sample_offset=0)
-        note("step, while persisting", timed(step))
-        checkpointer._saver.settle(600)
-    results["bytes per rank"] = [float(checkpointer._saver._area._images[0].size_bytes)]
-    checkpointer.close()
-    return results
+        self._torch.distributed.barrier()
+
+    def _copy(self) -> None:
+        """Copy one image onto the other: the same bytes, memory to memory, both warm."""
+        first, second = self._checkpointer._saver._area._images
+        second.bytes.copy_(first.bytes)
+
+    def _write(self) -> None:
+        """Write an image without digest, receipt or commit."""
+        path = f"{self._directory}/raw{os.getpid()}"
+        descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_DIRECT)
+        view = memoryview(self._checkpointer._saver._area._images[0]._mapping)
+        for begin in range(0, len(view), 16 << 20):
+            os.write(descriptor, view[begin : begin + (16 << 20)])
+        os.fsync(descriptor)
+        os.close(descriptor)
+        os.unlink(path)
+
+    def _note(self, who: str, what: str, seconds: float) -> None:
+        self.results.setdefault(who, {}).setdefault(what, []).append(seconds)
+
+
+def measure(directory: str, megabytes: int, rounds: int) -> dict[str, Any]:
+    """Run on every rank; return the figures by way and by what they are."""
+    bench = Bench(directory, megabytes)
+    bench.warm_up()
+    for _ in range(rounds):
+        bench.round()
+    setup = {way.name: way.setup for way in bench.ways}
+    size = bench.bytes_per_rank
+    bench.close()
+    return {"bytes_per_rank": size, "setup": setup, "figures": bench.results}
 
 
 def _make_engine(megabytes: int) -> Any:
-    """Return a ZeRO-3 engine with about that much state per rank."""
+    """Return a ZeRO-3 engine with about that much state per rank, and DeepSpeed's decoupled saver.
+
+    A tiny batch: the step is short, and most of it goes over the state, as the saves do.
+    """
     import deepspeed
     import torch
 
-    layers = max(1, megabytes * 1_000_000 * RANKS // (_BYTES_PER_PARAMETER * WIDTH * WIDTH))
+    from tests.benchmarks.peers import writer_type
+
+    layers = max(1, round(megabytes * 1e6 * RANKS / (_BYTES_PER_PARAMETER * WIDTH * WIDTH)))
     config = {
         "train_batch_size": RANKS,
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": 3},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True, "fused": True}},
+        "checkpoint": {"writer": {"type": writer_type(), "decoupled": True}},
     }
+    os.environ.update(CROSS_RANK="0", CROSS_SIZE="1")  # as DeepSpeed's own launcher sets them
     with deepspeed.zero.Init(config_dict_or_path=config):
         model = torch.nn.Sequential(
             *(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))
@@ -106,58 +210,32 @@ def _make_engine(megabytes: int) -> Any:
     return ds_engine
 
 
-def _copy(checkpointer: Any) -> None:
-    """Copy one image onto the other: the same bytes, memory to memory, both warm."""
-    first, second = checkpointer._saver._area._images
-    second.bytes.copy_(first.bytes)
-
-
-def _write(checkpointer: Any, directory: str) -> None:
-    """Write an image without digest, receipt or commit."""
-    path = f"{directory}/raw{os.getpid()}"
-    image = checkpointer._saver._area._images[0]
-    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_DIRECT)
-    view = memoryview(image._mapping)
-    for begin in range(0, len(view), 16 << 20):
-        os.write(descriptor, view[begin : begin + (16 << 20)])
-    os.fsync(descriptor)
-    os.close(descriptor)
-    os.unlink(path)
-
-
 def main() -> None:
-    """Measure, print a table, and write JSON if asked."""
+    """Measure, print a table and where it falls short, and write JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--megabytes", type=int, default=200, help="state per rank")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--megabytes", type=int, default=400, help="state per rank")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    load = [os.getloadavg()[0]]
     directory = tempfile.mkdtemp(prefix="everstep-bench-", dir=Path.cwd())
     try:
         results, *_ = run_ranks(
             "tests.benchmarks.saving:measure",
             RANKS,
+            timeout_seconds=_TIMEOUT_SECONDS,
             directory=directory,
             megabytes=options.megabytes,
             rounds=options.rounds,
         )
+        load.append(os.getloadavg()[0])
+        results["commit"] = committing.measure(directory)
     finally:
         shutil.rmtree(directory)
-    size = results.pop("bytes per rank")[0]
-    medians = {name: statistics.median(seconds) for name, seconds in results.items()}
-    print(f"{RANKS} ranks, {size / 1e6:.0f} MB of state each, {options.rounds} rounds in turn\n")
-    for name, seconds in results.items():
-        spread = f"{min(seconds):.3f} to {max(seconds):.3f}"
-        print(f"  {name:28} {medians[name]:8.3f} s   ({spread})")
-    for what, part, whole in (
-        ("pause / warm copy", "ours: pause", "warm copy into memfd"),
-        ("pause / DeepSpeed's pause", "ours: pause", "DeepSpeed's engine: pause"),
-        ("committed / raw write", "ours: committed after", "raw O_DIRECT write, fsync"),
-        ("step while persisting / quiet", "step, while persisting", "step, quiet"),
-    ):
-        print(f"  {what:32} {medians[part] / medians[whole]:6.2f}")
+    results.update(ranks=RANKS, rounds=options.rounds, load=load, cpus=os.cpu_count())
+    print(report.text(results))
     if options.json:
-        options.json.write_text(json.dumps({"bytes_per_rank": size, "seconds": results}, indent=1))
+        options.json.write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":
