@@ -13,14 +13,14 @@ test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest
 
 bench: $(VENV)/.installed-dev
-	$(BIN)/python -m tests.benchmarks.saving --json saving.json
+	$(BIN)/python -m tests.benchmarks.saving --json build/saving.json
+	$(BIN)/python -m tests.benchmarks.streaming
 
 # Chains of attempts that are killed at random moments, as long as you like; a seed is drawn.
 ATTEMPTS ?= 1000
 endure: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.protocol.driver --attempts $(ATTEMPTS)
 	$(BIN)/python -m tests.protocol.driver --attempts $(ATTEMPTS) --zombies
-	$(BIN)/python -m tests.benchmarks.streaming
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

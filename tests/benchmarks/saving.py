@@ -235,6 +235,7 @@ def main() -> None:
     results.update(ranks=RANKS, rounds=options.rounds, load=load, cpus=os.cpu_count())
     print(report.text(results))
     if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(results, indent=1))
 
 
