@@ -16,7 +16,7 @@ from engine.format.manifest import Manifest
 from engine.protocol import commit, files, history, retention
 from engine.protocol.commit import Published
 from engine.protocol.layout import CheckpointDirectory
-from engine.protocol.retention import Retention
+from engine.protocol.retention import Committed, Retention
 
 # Receipts come within milliseconds on small states and after minutes on large ones: look often at
 # first, then seldom, because thousands of ranks' files are listed each time.
@@ -68,6 +68,7 @@ class Committer:
         self._log = log
         self._clock = clock
         self._pending: dict[str, _Save] = {}
+        self._known: dict[str, Committed] = {}
         self._slowest_poll_seconds = max(
             _POLL_MAXIMUM_SECONDS, world_size / _RANKS_LISTED_PER_SECOND
         )
@@ -187,7 +188,8 @@ class Committer:
                 return  # `latest` is a newer attempt's to move by now
             commit.point_latest(self._directory, draft["tag"])
             line = history.from_json(draft["history"])
-            pruned = retention.prune(self._directory, self._number, line, self._keep)
+            self._known.pop(draft["tag"], None)
+            pruned = retention.prune(self._directory, self._number, line, self._keep, self._known)
             if pruned:
                 self._tell("pruned", save_id=draft["save_id"], tags=pruned)
             self._discard_leftovers(draft["save_id"])

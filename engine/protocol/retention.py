@@ -6,13 +6,14 @@ and a failure here is reported, never raised into the save that has just succeed
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.format import tree
+from engine.format import names, tree
+from engine.format.errors import FormatError
 from engine.format.manifest import Manifest
-from engine.protocol import files, history, takeover
-from engine.protocol.commit import is_fenced
+from engine.protocol import files, history
+from engine.protocol.commit import is_fenced, read_manifest
 from engine.protocol.files import Renamed
 from engine.protocol.history import Link
 from engine.protocol.layout import MANIFEST, CheckpointDirectory
@@ -57,59 +58,97 @@ class Retention:
                 raise ValueError(f"{name} is {value}, wanted 1 or more")
 
 
+@dataclass(frozen=True)
+class Committed:
+    """What retention needs to know of a committed tag."""
+
+    tag: str
+    step: int
+    attempt: int
+    save_id: str
+    metrics: Mapping[str, float]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "Committed":
+        """Take it from the tag's manifest."""
+        metrics = _metrics(manifest)
+        return cls(manifest.tag, manifest.step, manifest.attempt, manifest.save_id, metrics)
+
+
 def expired(
-    manifests: Sequence[Manifest], line: Sequence[Link], retention: Retention
-) -> list[Manifest]:
+    tags: Iterable[Committed], line: Sequence[Link], retention: Retention
+) -> list[Committed]:
     """Return the tags on history `line` that `retention` does not keep, newest first. Pure.
 
     The tag an attempt resumed from is on its line, so it goes only when `keep_last` newer ones
     have committed.
     """
-    own = [m for m in manifests if history.covers(line, m.attempt, m.step)]
-    own.sort(key=lambda manifest: -manifest.step)
-    kept = {manifest.step for manifest in own[: retention.keep_last]}
+    own = [tag for tag in tags if history.covers(line, tag.attempt, tag.step)]
+    own.sort(key=lambda tag: -tag.step)
+    kept = {tag.step for tag in own[: retention.keep_last]}
     if retention.keep_every_steps is not None:
-        kept |= {m.step for m in own if m.step % retention.keep_every_steps == 0}
+        kept |= {tag.step for tag in own if tag.step % retention.keep_every_steps == 0}
     if retention.keep_best is not None:
         kept |= _best_steps(own, retention.keep_best)
-    return [manifest for manifest in own if manifest.step not in kept]
+    return [tag for tag in own if tag.step not in kept]
 
 
-def metric_of(manifest: Manifest, name: str) -> float | None:
-    """Return a metric that was given to the save, None where there is none of that name."""
+def _metrics(manifest: Manifest) -> dict[str, float]:
+    """Return the numbers among what the save was given as metrics."""
     state = manifest.state if isinstance(manifest.state, dict) else {}
-    metrics = state.get("metrics")
-    value = tree.decode(metrics[name]) if isinstance(metrics, dict) and name in metrics else None
-    return float(value) if isinstance(value, (int, float)) else None
+    metrics = tree.decode(state.get("metrics", {}))
+    pairs = metrics.items() if isinstance(metrics, dict) else ()
+    return {name: float(value) for name, value in pairs if type(value) in (int, float)}
 
 
-def _best_steps(newest_first: Sequence[Manifest], best: KeepBest) -> set[int]:
+def _best_steps(newest_first: Sequence[Committed], best: KeepBest) -> set[int]:
     """Return the steps of the best tags; of equal ones, the newer are the better."""
-    values = [(metric_of(manifest, best.metric), manifest.step) for manifest in newest_first]
-    ranked = [
-        (value, step) for value, step in values if value is not None and not math.isnan(value)
-    ]
+    values = [(tag.metrics.get(best.metric, math.nan), tag.step) for tag in newest_first]
+    ranked = [(value, step) for value, step in values if not math.isnan(value)]
     ranked.sort(key=lambda pair: pair[0] if best.mode == "min" else -pair[0])
     return {step for _, step in ranked[: best.count]}
 
 
 def prune(
-    directory: CheckpointDirectory, me: int, line: Sequence[Link], retention: Retention
+    directory: CheckpointDirectory,
+    me: int,
+    line: Sequence[Link],
+    retention: Retention,
+    known: dict[str, Committed] | None = None,
 ) -> list[str]:
-    """Remove the expired tags of attempt `me`'s history; return their names. Blocking."""
-    manifests, _ = takeover.committed(directory)
+    """Remove the expired tags of attempt `me`'s history; return their names. Blocking.
+
+    `known` holds, by tag, what calls before this one have found out, and is brought up to date:
+    years of kept tags are not read again at every commit. Who commits a tag takes it out.
+    """
+    known = {} if known is None else known
+    _look(directory, known)
     pruned: list[str] = []
-    for manifest in expired(manifests, line, retention):
+    for committed in expired(known.values(), line, retention):
         if is_fenced(directory, me):
             return pruned
-        trash = os.path.join(directory.attempt(me).trash, f"{manifest.tag}.{manifest.save_id}")
-        if files.rename_new(directory.tag(manifest.tag), trash) is not Renamed.DONE:
+        trash = os.path.join(directory.attempt(me).trash, f"{committed.tag}.{committed.save_id}")
+        if files.rename_new(directory.tag(committed.tag), trash) is not Renamed.DONE:
             continue
         if is_fenced(directory, me):
             return pruned  # a newer attempt finds it whole in the closed trash, and puts it back
         files.remove_tree(trash, first=MANIFEST)
-        pruned.append(manifest.tag)
+        pruned.append(committed.tag)
     return pruned
+
+
+def _look(directory: CheckpointDirectory, known: dict[str, Committed]) -> None:
+    """Read the manifests of tags that are not known yet; forget those that have gone."""
+    present = {n for n in files.fresh_listing(directory.root) if names.step_of(n) is not None}
+    for gone in known.keys() - present:
+        del known[gone]
+    for name in present - known.keys():
+        try:
+            manifest = read_manifest(directory.tag(name))
+        except FormatError:
+            continue  # damaged: for people to look at, not ours to delete
+        if manifest is not None and manifest.tag == name:
+            known[name] = Committed.of(manifest)
 
 
 def empty_trash(directory: CheckpointDirectory, me: int) -> None:

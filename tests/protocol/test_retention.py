@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,8 @@ from engine.format.names import SaveId, tag_of
 from engine.protocol import files, history, retention, takeover
 from engine.protocol.files import Renamed
 from engine.protocol.history import Link
-from engine.protocol.retention import KeepBest, Retention
+from engine.protocol.layout import MANIFEST
+from engine.protocol.retention import Committed, KeepBest, Retention
 from tests.protocol.driver.content import make_draft
 from tests.protocol.saves import Run
 
@@ -99,6 +101,29 @@ def test_a_tag_that_was_on_its_way_out_when_the_attempt_was_closed_comes_back(
     assert _steps(run) == [10, 15, 20, 30]
 
 
+def test_what_is_known_of_a_tag_is_not_read_again(run: Run) -> None:
+    _fill(run)
+    run.commit(2, 30, 1)
+    known: dict[str, Committed] = {}
+    retention.prune(run.directory, 2, LINE, Retention(2), known)
+    assert set(known) == {tag_of(step) for step in (10, 15, 20, 30)}
+    Path(run.directory.tag("global_step15"), MANIFEST).write_text("unreadable by now")
+    run.commit(2, 40, 2)
+    assert retention.prune(run.directory, 2, LINE, Retention(2), known) == ["global_step20"]
+    assert set(known) == {tag_of(step) for step in (15, 20, 30, 40)}
+    retention.prune(run.directory, 2, LINE, Retention(2), known)
+    assert set(known) == {tag_of(step) for step in (15, 30, 40)}
+
+
+def test_a_tag_whose_manifest_is_damaged_is_nobodys_to_delete(run: Run) -> None:
+    _fill(run)
+    run.commit(2, 30, 1)
+    path = Path(run.directory.tag("global_step10"), MANIFEST)
+    path.write_bytes(path.read_bytes()[:-5])
+    assert retention.prune(run.directory, 2, LINE, Retention(1)) == ["global_step20"]
+    assert path.exists()
+
+
 def test_a_tag_that_is_gone_already_is_passed_over(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,10 +134,10 @@ def test_a_tag_that_is_gone_already_is_passed_over(
     assert _steps(run) == [10, 15, 20, 30]
 
 
-def _manifest(attempt: int, step: int, metrics: Mapping[str, object] | None = None) -> Manifest:
+def _committed(attempt: int, step: int, metrics: Mapping[str, object] | None = None) -> Committed:
     draft = make_draft(SaveId(attempt, step, tag_of(step), "5ca1ab1e"), 1, 7, ((attempt, 0),), None)
     state = {} if metrics is None else {"metrics": tree.encode(dict(metrics), "metrics")}
-    return Manifest(**vars(replace(draft, state=state)), shards=())
+    return Committed.of(Manifest(**vars(replace(draft, state=state)), shards=()))
 
 
 _VALUES = st.none() | st.sampled_from([math.nan, math.inf, -math.inf, 0.0, 1.0, 2.5, 3])
@@ -130,11 +155,11 @@ _RETENTIONS = st.builds(
 def test_a_tag_goes_exactly_when_no_rule_keeps_it(
     saved: dict[int, tuple[int, float | None]], keep: Retention, shuffled: object
 ) -> None:
-    manifests = [
-        _manifest(attempt, step, None if value is None else {"loss": value})
+    tags = [
+        _committed(attempt, step, None if value is None else {"loss": value})
         for step, (attempt, value) in saved.items()
     ]
-    shuffled.shuffle(manifests)  # type: ignore[attr-defined]
+    shuffled.shuffle(tags)  # type: ignore[attr-defined]
     own = {
         step: value
         for step, (attempt, value) in saved.items()
@@ -153,17 +178,14 @@ def test_a_tag_goes_exactly_when_no_rule_keeps_it(
         scores = {s: (sign * v, -s) for s, v in own.items() if v is not None and not math.isnan(v)}
         return step in scores and sum(s < scores[step] for s in scores.values()) < best.count
 
-    going = [manifest.step for manifest in retention.expired(manifests, LINE, keep)]
+    going = [tag.step for tag in retention.expired(tags, LINE, keep)]
     assert going == sorted((step for step in own if not is_kept(step)), reverse=True)
 
 
 def test_a_metric_is_a_number_that_the_save_was_given() -> None:
-    manifest = _manifest(0, 10, {"loss": math.inf, "name": "x", "count": 2})
-    assert retention.metric_of(manifest, "loss") == math.inf
-    assert retention.metric_of(manifest, "count") == 2.0
-    assert retention.metric_of(manifest, "name") is None
-    assert retention.metric_of(manifest, "accuracy") is None
-    assert retention.metric_of(_manifest(0, 10), "loss") is None
+    committed = _committed(0, 10, {"loss": math.inf, "name": "x", "count": 2, "is_good": True})
+    assert committed.metrics == {"loss": math.inf, "count": 2.0}
+    assert _committed(0, 10).metrics == {}
 
 
 @pytest.mark.parametrize(
