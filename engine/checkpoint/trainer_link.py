@@ -52,6 +52,10 @@ class TrainerLink:
         data, descriptors, _, _ = socket.recv_fds(self._socket, MESSAGE_BYTES, _MAX_DESCRIPTORS)
         return data, descriptors
 
+    def ends_within(self, timeout_seconds: float) -> bool:
+        """Tell whether the trainer's process has ended, or ends in that time."""
+        return bool(select.select([self._pidfd], [], [], timeout_seconds)[0])
+
     def tell(self, kind: str, **fields: Any) -> None:
         """Queue a message; it is sent when the trainer takes it, and dropped when it has died."""
         self._unsent.append(json.dumps({"kind": kind, **fields}).encode())

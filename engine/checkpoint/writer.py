@@ -36,6 +36,8 @@ from engine.protocol.retention import KeepBest, Retention
 
 _IGNORED = ("SIGHUP", "SIGINT", "SIGTERM", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _IDLE_SECONDS = 5.0
+# A dying process closes its sockets some time before it can be waited for.
+_LAST_BREATH_SECONDS = 5.0
 _PULSES_IN_SILENCE = 12
 
 
@@ -79,6 +81,7 @@ class Writer:
     def __init__(self, config: WriterConfig, trainer: TrainerLink) -> None:
         self._config = config
         self._trainer = trainer
+        self._dismissed = False
         self._directory = CheckpointDirectory(config.directory)
         self._attempt = self._directory.attempt(config.attempt)
         self._beat: BeatThread | None = None
@@ -129,6 +132,7 @@ class Writer:
     def _take(self, message: dict[str, Any], descriptors: list[int]) -> None:
         try:
             if message["kind"] == "close":
+                self._dismissed = True
                 self._trainer.alive = False
             elif message["kind"] == "seal":
                 self._take_seal(message, descriptors)
@@ -240,6 +244,14 @@ class Writer:
             self._trainer.tell("failed", save_id=save_id, reason=reason)
 
     def _sign_off(self) -> None:
+        """Leave the sign that nothing more comes from this rank; rank 0's closes the attempt.
+
+        Not where the trainer lives on without a word: it has given this writer up, and another one
+        goes on with the attempt.
+        """
+        if not (self._dismissed or self._trainer.ends_within(_LAST_BREATH_SECONDS)):
+            _log("exit: the trainer has another writer")
+            return
         try:
             if self._config.rank == 0:
                 files.rename_new(self._attempt.open, self._attempt.closed)

@@ -171,6 +171,18 @@ def test_a_rank_that_is_too_slow_costs_that_save(ranks: Ranks) -> None:
     assert ranks.run.tags() == []
 
 
+def test_a_writer_that_was_given_up_does_not_close_the_attempt_of_a_live_trainer(
+    ranks: Ranks,
+) -> None:
+    rank_0, _ = ranks.start()
+    pidfd = _pidfd(rank_0)
+    rank_0.link._drop()  # as after a start that took too long
+    assert _has_ended(pidfd, _WAIT_SECONDS)
+    os.close(pidfd)
+    ranks.save(1)
+    assert [event["step"] for event in rank_0.told("committed")] == [1]
+
+
 def test_a_rank_whose_writer_has_left_is_not_waited_for(ranks: Ranks) -> None:
     rank_0, rank_1 = ranks.start()
     pidfd = _pidfd(rank_1)
