@@ -54,7 +54,7 @@ class Gate:
             except CheckpointError as error:
                 return Severity.SKIP, str(error)
         if self._saver.fenced:
-            return Severity.FENCED, "the attempt is closed: rank 0 has ended, or a newer one took over"
+            return Severity.FENCED, "the attempt is closed: rank 0 ended, or a newer one took over"
         failures = self._saver.failures_in_a_row
         if failures >= self._options.max_failures:
             return Severity.STOP, (
