@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test bench endure lint format clean
+.PHONY: demo test bench endure lint format
 
 demo: $(VENV)/.installed
 	$(BIN)/everstep run.name=demo
