@@ -1,5 +1,6 @@
 #!/bin/sh
-# Install what the tests need beyond Python: a Slurm to submit to, an sshd to log in to, and pdsh.
+# Install what the tests need beyond Python: a Slurm to submit to, an sshd to log in to, pdsh, and a
+# FUSE file system that caches.
 #
 # Run by `make test`. Does nothing, at once, where everything is there. Installs with apt-get where
 # it may (root on Debian or Ubuntu). Anywhere else it says what is missing and succeeds: the tests
@@ -9,7 +10,7 @@ set -eu
 
 # program:package, with Debian's names.
 wanted='slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge sshd:openssh-server
-        ssh:openssh-client pdsh:pdsh setpriv:util-linux'
+        ssh:openssh-client pdsh:pdsh setpriv:util-linux bindfs:bindfs'
 
 # sshd, slurmd and munged live in sbin, which an ordinary user's PATH need not have.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin

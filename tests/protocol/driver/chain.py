@@ -5,7 +5,8 @@ import random
 import shutil
 import signal
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.format.manifest import Manifest
@@ -48,12 +49,17 @@ class Figures:
 
 
 class Chain:
-    """One chain, in the directory `root`; `seed` draws all of it."""
+    """One chain, in the directory `root`; `seed` draws all of it.
 
-    def __init__(self, root: str, seed: int, zombies: bool) -> None:
+    `views` are other paths that lead to `root`, each as one host sees it: then every attempt is on
+    another host than the one before, and its ranks are spread over them.
+    """
+
+    def __init__(self, root: str, seed: int, zombies: bool, views: Sequence[str] = ()) -> None:
         self.figures = Figures()
         self._random = random.Random(seed)
         self._directory = CheckpointDirectory(os.path.join(root, "checkpoints"))
+        self._views = [os.path.join(view, "checkpoints") for view in views]
         self._logs = os.path.join(root, "logs")
         os.makedirs(self._logs)
         self._with_zombies = zombies
@@ -102,7 +108,7 @@ class Chain:
     def _settings(self, fault: Fault, rollback: bool) -> list[Settings]:
         self._key += 1
         lease = _SHORT_LEASE_SECONDS if self._writer_0_is_still else _LONG_LEASE_SECONDS
-        return draw_settings(
+        settings = draw_settings(
             self._random,
             fault,
             key=self._key,
@@ -112,6 +118,12 @@ class Chain:
             lease_seconds=lease,
             rollback=rollback,
         )
+        if not self._views:
+            return settings
+        return [
+            replace(one, directory=self._views[(self._host + one.rank) % len(self._views)])
+            for one in settings
+        ]
 
     def _spawn(self, settings: list[Settings]) -> Ranks:
         self._started.append(Ranks(settings, self._events))
@@ -119,7 +131,8 @@ class Chain:
 
     def _start(self, fault: Fault, rollback: bool) -> tuple[Ranks, Event]:
         """Start an attempt, again and again while the directory is held by what still runs."""
-        if self._zombies is not None or (self._with_zombies and self._random.random() < 0.3):
+        elsewhere = self._with_zombies and self._random.random() < 0.3
+        if self._zombies is not None or self._views or elsewhere:
             self._host += 1
         if self._zombies is not None:
             self._events.schedule(self._random.random() * 1.5, self._wake)
