@@ -241,6 +241,23 @@ def test_what_cannot_be_looked_at_is_refused(
         assert said in err
 
 
+def test_tokens_are_decoded_by_a_tokenizers_file(
+    tmp_path: Path, token_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra hf")
+    words = {f"w{number}": number for number in range(1000)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    stream = stream_of(token_file)
+    run = saved(tmp_path, stream, {"docs": TEXT, "numbers": tokens(token_file)})
+    offset = next(o for o in range(100) if stream.place(o).component == "numbers")
+    begin = stream.place(offset).index * SEQ_LEN
+    arguments = ("--sample", offset, "--tokenizer", tmp_path / "tokenizer.json")
+    code, out, err = output_of(capsys, run, *arguments)
+    assert (code, err) == (0, "")
+    assert " ".join(f"w{number}" for number in range(begin, begin + SEQ_LEN + 1)) in out
+
+
 def test_looking_at_the_default_text_imports_no_torch(tmp_path: Path) -> None:
     stream = Stream([Component("docs", DocumentationText(seq_len=SEQ_LEN))], seed=1)
     run = saved(tmp_path, stream, {"docs": TEXT})
