@@ -7,9 +7,8 @@ refused with the numbers, on every rank alike; what will work for now is an even
 import hashlib
 import logging
 import os
-import time
 
-from engine.checkpoint import memory
+from engine.checkpoint import memory, old_writers
 from engine.checkpoint.collective import Severity
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.handover import IMAGES
@@ -17,20 +16,16 @@ from engine.checkpoint.options import CheckpointOptions
 from engine.checkpoint.session import Session
 from engine.format import names
 from engine.protocol import files
-from engine.protocol.layout import CheckpointDirectory
 from engine.protocol.owner import Place
 
 logger = logging.getLogger(__name__)
-
-_PAUSE_SECONDS = 0.1
 
 
 def check(session: Session, shard_bytes: int, options: CheckpointOptions) -> None:
     """Check that this host's memory holds the images, and the disk two checkpoints at least.
 
-    `shard_bytes` is this rank's; 0 where it is not known, which leaves this rank out. Blocks while
-    writers of an earlier attempt still hold memory on this host that is missing, for at most the
-    commit deadline.
+    `shard_bytes` is this rank's; 0 where it is not known, which leaves this rank out. Called after
+    resuming: where memory is short, the writers of earlier attempts on this host are ended.
 
     A disk that has no room for `keep_last` checkpoints and one more is the event `low_space`.
     Quotas do not show in what a file system says is free, and other tenants' writes are not
@@ -42,7 +37,7 @@ def check(session: Session, shard_bytes: int, options: CheckpointOptions) -> Non
     rows = session.agreement.gather([_this_host(), shard_bytes])
     local = [size for host, size in rows if host == _this_host()]
     try:
-        _wait_for_old_writers(session, IMAGES * sum(local), options.commit_deadline_seconds)
+        _make_room(session, IMAGES * sum(local))
         reasons = [_lack_of_memory(local)]
         if session.rank == 0:
             total = sum(size for _, size in rows)
@@ -61,32 +56,12 @@ def _this_host() -> int:
     return int.from_bytes(hashlib.blake2b(boot_id, digest_size=7).digest(), "big")
 
 
-def _wait_for_old_writers(session: Session, needed_bytes: int, timeout_seconds: float) -> None:
-    deadline = time.monotonic() + timeout_seconds
-    said = False
-    while memory.room().free_bytes < needed_bytes and time.monotonic() < deadline:
-        writers = _old_writers(session.directory, session.attempt)
-        if not writers:
-            return
-        if not said:
-            logger.info("waiting for the memory of an earlier attempt's writers: %s", writers)
-            said = True
-        time.sleep(_PAUSE_SECONDS)
-
-
-def _old_writers(directory: CheckpointDirectory, attempt: int) -> list[int]:
-    """Return the processes of this host that write for an earlier attempt: their logs tell."""
-    attempts = os.path.realpath(directory.attempts) + os.sep
-    mine = os.path.realpath(directory.attempt(attempt).path) + os.sep
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            output = os.readlink(f"/proc/{name}/fd/1")
-        except OSError:
-            continue  # it has ended, or is another user's
-        if output.startswith(attempts) and not output.startswith(mine):
-            found.append(int(name))
-    return found
+def _make_room(session: Session, needed_bytes: int) -> None:
+    """Where memory is short, take back what an earlier attempt's writers still hold."""
+    if memory.room().free_bytes < needed_bytes:
+        ended = old_writers.reclaim(session.directory, session.attempt)
+        if ended:
+            logger.warning("memory was short: ended an earlier attempt's writers %s", ended)
 
 
 def _lack_of_memory(shards: list[int]) -> str:

@@ -68,8 +68,8 @@ def acquire(
         os.makedirs(directory.attempts, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise UnsuitableDirectoryError(
-            f"{error.filename}: a file is where a directory is wanted. Move it away, or set "
-            "checkpoint.dir to another path"
+            f"{directory.root}: a file is where a directory is wanted, there or in what leads to "
+            f"{error.filename}. Move it away, or set checkpoint.dir to another path"
         ) from error
     while True:
         newest = max(attempt_numbers(directory), default=-1)

@@ -1,16 +1,17 @@
 """Room for what is to come: refused with numbers where there is none, said where it is short."""
 
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from engine.checkpoint import memory, preflight
+from engine.checkpoint import memory, old_writers, preflight
 from engine.checkpoint.collective import Severity, Verdict
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.memory import Room
@@ -124,54 +125,58 @@ def test_both_lacks_are_said_at_once(tmp_path: Path, host: SimpleNamespace) -> N
 
 
 @pytest.fixture
-def writers(
-    tmp_path: Path, host: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes with a writer's log that hold all memory; they end at the second look at it."""
-    writers: list[subprocess.Popen[bytes]] = []
-    looks = []
+def start_writer(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start a process whose output is the log of a writer of an attempt, as a writer's is."""
+    started = []
 
-    def look() -> Room:
-        looks.append(1)
-        if len(looks) == 2:
-            for writer in writers:
-                writer.communicate()
-        held = any(writer.poll() is None for writer in writers)
-        return Room(0 if held else host.memory_bytes, "the test's limit")
+    def start(attempt: int, holds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+        log = Path(CheckpointDirectory(str(tmp_path)).attempt(attempt).path, "writer_00001.log")
+        log.parent.mkdir(parents=True)
+        command = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=output, pass_fds=holds
+            )
+        started.append(process)
+        return process
 
-    monkeypatch.setattr(memory, "room", look)
-    yield writers
-    for writer in writers:
-        writer.communicate()
-
-
-def _write_for(attempt: int, root: Path) -> subprocess.Popen[bytes]:
-    log = Path(CheckpointDirectory(str(root)).attempt(attempt).path, "writer_00001.log")
-    log.parent.mkdir(parents=True)
-    command = [sys.executable, "-I", "-S", "-c", "import sys; sys.stdin.read()"]
-    with log.open("w") as output:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output)
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
-def test_memory_that_an_earlier_attempts_writer_still_holds_is_waited_for(
-    tmp_path: Path, writers: list[subprocess.Popen[bytes]]
+def test_where_memory_is_short_an_earlier_attempts_stopped_writer_is_ended(
+    tmp_path: Path,
+    host: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    start_writer: Callable[..., subprocess.Popen[bytes]],
 ) -> None:
-    writers.append(_write_for(0, tmp_path))
+    old, own, newer = (start_writer(attempt) for attempt in (0, 1, 2))
+    old.send_signal(signal.SIGSTOP)
     _check(tmp_path, [(_HERE, 1000)])
-    assert writers[0].poll() == 0
+    assert old.poll() is None, "there is enough"
+    monkeypatch.setattr(memory, "room", lambda: Room(0 if old.poll() is None else 2000, "limit"))
+    _check(tmp_path, [(_HERE, 1000)])
+    assert old.poll() == -signal.SIGKILL
+    with pytest.raises(CheckpointError, match="staging needs 2 images"):
+        _check(tmp_path, [(_HERE, 1001)])
+    assert own.poll() is newer.poll() is None
 
 
-def test_memory_that_others_hold_is_not_waited_for(
-    tmp_path: Path, host: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+def test_an_image_is_freed_although_the_process_that_holds_it_lives(
+    start_writer: Callable[..., subprocess.Popen[bytes]],
 ) -> None:
-    with _write_for(1, tmp_path) as own:
-        host.memory_bytes = 1
-        slept: list[float] = []
-        monkeypatch.setattr("engine.checkpoint.preflight.time.sleep", slept.append)
-        with pytest.raises(CheckpointError, match="staging needs 2 images"):
-            _check(tmp_path, [(_HERE, 1000)])
-        assert slept == []
-        own.communicate()
+    image = os.memfd_create("everstep-image")
+    other = os.memfd_create("everstep-draft")
+    for descriptor in (image, other):
+        os.ftruncate(descriptor, 1 << 20)
+    process = start_writer(0, holds=(image, other))
+    old_writers.truncate_images(process.pid)
+    assert process.poll() is None
+    assert (os.fstat(image).st_size, os.fstat(other).st_size) == (0, 1 << 20)
+    for descriptor in (image, other):
+        os.close(descriptor)
 
 
 def test_a_disk_that_cannot_be_asked_is_an_error_on_all_ranks(
