@@ -38,6 +38,18 @@ def test_saves_by_time_count_from_the_last_save_of_any_cause() -> None:
     assert cadence.clock_says_save()
 
 
+def test_both_cadences_at_once_and_a_save_by_count_puts_the_clock_back() -> None:
+    now = 0.0
+    cadence = Cadence(every_steps=10, every_minutes=1, clock=lambda: now)
+    saved = []
+    for step in range(1, 31):
+        now += 7.0  # seconds a step: the minute is over after nine
+        if cadence.is_due(step, cadence.clock_says_save()):
+            cadence.begin_again()
+            saved.append(step)
+    assert saved == [9, 10, 19, 20, 29, 30]
+
+
 def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_floor() -> None:
     schedule = ScheduleSettings(warmup_steps=4, decay="cosine", min_lr_ratio=0.1)
     factors = [learning_rate_factor(step, schedule, 20) for step in range(20)]
