@@ -23,14 +23,16 @@ from engine.stream.workers import WorkerLog
 LookedUp = tuple[int, tuple[int, int, int]]
 """A sample's offset, and its component's number, epoch and index."""
 
-_AT_ONCE = 2048
-"""About so many samples are looked up at once."""
+_AT_ONCE = (64, 2048)
+"""About so many samples are looked up at once: few at the start, which must not wait, then more."""
 
 
 def looked_up(order: Order, micro_batches: Iterator[range]) -> Iterator[list[LookedUp]]:
     """Look the samples of micro batches up, many at once: one by one would cost ten times more."""
+    at_once, most = _AT_ONCE
     while some := list(islice(micro_batches, 1)):
-        some += islice(micro_batches, _AT_ONCE // len(some[0]))
+        some += islice(micro_batches, at_once // len(some[0]))
+        at_once = min(2 * at_once, most)
         offsets = [offset for micro_batch in some for offset in micro_batch]
         placed = iter(zip(offsets, order.look_up_many(offsets), strict=True))
         for micro_batch in some:

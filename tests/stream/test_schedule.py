@@ -142,6 +142,16 @@ def test_many_samples_are_looked_up_as_each_of_them_is(offsets: list[int]) -> No
     assert found == [(number, place.epoch, place.index) for number, place in wanted]
 
 
+@pytest.mark.parametrize("begin", [0, 10**5, 3 * 10**6, 10**12])
+def test_many_samples_of_large_data_sets_are_looked_up_as_each_of_them_is(begin: int) -> None:
+    components = [Component("a", Numbered(10**6), 0.7, epochs=2), Component("b", Numbered(70_000))]
+    stages = [Stage(10**5 + 300, {"b": 0.1})]
+    order = Stream(components, seed=1, stages=stages, skip=[[10**5 + 100, 10**5 + 200]]).order
+    wanted = [order.look_up(offset) for offset in range(begin, begin + 900)]
+    found = order.look_up_many(range(begin, begin + 900))
+    assert found == [(number, place.epoch, place.index) for number, place in wanted]
+
+
 def test_many_samples_are_not_looked_up_behind_the_end_or_before_the_beginning() -> None:
     order = stream(a_epochs=2, when_exhausted=END).order
     assert order.length is not None
