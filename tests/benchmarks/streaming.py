@@ -1,6 +1,6 @@
 """What going to an offset, the order's memory, and reading cost, next to other loaders.
 
-    python -m tests.benchmarks.streaming [--samples 4000] [--rounds 5] [--json FILE]
+    python -m tests.benchmarks.streaming [--samples 10000] [--rounds 5] [--json FILE]
 
 Peers that are not installed are said to be missing: torchdata, accelerate, grain. Loaders take
 turns in one run, on one file, with one number of workers: these machines are noisy, so only the
@@ -214,7 +214,7 @@ def installed(package: str) -> bool:
 def main() -> None:
     """Measure, print tables, and write JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--samples", type=int, default=4000, help="read in each round")
+    parser.add_argument("--samples", type=int, default=10_000, help="read in each round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
