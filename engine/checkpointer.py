@@ -37,6 +37,8 @@ _ERRORS = (CheckpointError, FormatError, OSError, ValueError, MemoryError)
 
 # A commit's deadline counts from the seal; its writer needs a moment to say that it has passed.
 _DEADLINE_MARGIN_SECONDS = 30.0
+# A writer without work signs off in milliseconds, but it is of low priority.
+_SIGN_OFF_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,8 @@ class Checkpointer:
         parent = None if manifest is None else manifest.save_id
         lineage = Lineage(resumed.history, parent, self._fingerprint)
         self._drafts = DraftWriter(self._session.layout, self._optimizer_kind, lineage)
+        if self._session.rank == 0:
+            self._drafts.prepare()
         self._prepare(tag_of(0 if manifest is None else manifest.step))
         if manifest is None:
             return None
@@ -202,7 +206,7 @@ class Checkpointer:
                 self._prover.prove()
         finally:
             self._agreement.barrier()
-            self._saver.close()
+            self._saver.close(_SIGN_OFF_SECONDS if wait_for_commit else 0.0)
         return outcome
 
     def _stage(

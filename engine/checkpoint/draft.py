@@ -69,6 +69,12 @@ class DraftWriter:
         self._lineage = lineage
         self._parameters: bytes | None = None
 
+    def prepare(self) -> None:
+        """Encode ahead what `begin` would encode once: megabytes, for very many parameters."""
+        if self._parameters is None:
+            described = [parameter.to_json() for parameter in self._layout.parameters]
+            self._parameters = b'"parameters": ' + json.dumps(described).encode()
+
     def begin(
         self, save_id: SaveId, plan: StagingPlan, live: LiveState, state: Any, progress: Progress
     ) -> bytes:
@@ -99,10 +105,12 @@ class DraftWriter:
             staged_at="",
             stage_seconds=0.0,
         )
+        self.prepare()
+        assert self._parameters is not None
         fields = draft.draft_json()
         for name in ("parameters", *_LAST_FIELDS):
             del fields[name]
-        return json.dumps(fields).encode()[:-1] + b", " + self._encode_parameters()
+        return json.dumps(fields).encode()[:-1] + b", " + self._parameters
 
     def end(self, begun: bytes, stage_seconds: float) -> bytes:
         """Return the whole draft, staged now. `begun` is what `begin` returned."""
@@ -110,13 +118,6 @@ class DraftWriter:
         values = (now.isoformat(timespec="milliseconds"), stage_seconds)
         last = json.dumps(dict(zip(_LAST_FIELDS, values, strict=True)))
         return begun + b", " + last[1:].encode()
-
-    def _encode_parameters(self) -> bytes:
-        """Return the field `parameters`: megabytes, for a model of tens of thousands of them."""
-        if self._parameters is None:
-            described = [parameter.to_json() for parameter in self._layout.parameters]
-            self._parameters = b'"parameters": ' + json.dumps(described).encode()
-        return self._parameters
 
 
 def encode_state(

@@ -41,16 +41,14 @@ class Structure:
         return cls(flats, whole_entries(whole))
 
     def with_state(self, keys: Sequence[str]) -> "Structure":
-        """Return this structure as it will be when every sub-group has the state `keys`."""
+        """Return this structure as it will be when every sub-group has the state `keys`, too."""
         present = {(kind, sub_group) for kind, sub_group, _ in self.flats}
-        ahead = (
-            (key, sub_group, dtype)
-            for kind, sub_group, dtype in self.flats
-            if kind == "master"
-            for key in keys
-            if (key, sub_group) not in present
-        )
-        return Structure((*self.flats, *ahead), self.whole)
+        flats: list[tuple[str, int, str]] = []
+        for kind, sub_group, dtype in self.flats:
+            flats.append((kind, sub_group, dtype))
+            if kind == "master":  # first in its sub-group, as `LiveState` has it
+                flats += [(k, sub_group, dtype) for k in keys if (k, sub_group) not in present]
+        return Structure(tuple(flats), self.whole)
 
 
 def whole_entries(whole: Mapping[str, torch.Tensor]) -> tuple[Entry, ...]:
@@ -61,7 +59,7 @@ def whole_entries(whole: Mapping[str, torch.Tensor]) -> tuple[Entry, ...]:
 def state_keys_ahead(optimizer_kind: str, hyperparameters: Mapping[str, object]) -> tuple[str, ...]:
     """Return the state that an optimizer of this class will make in its first step, if known.
 
-    It only sizes the images ahead of time: a wrong answer costs memory, or new images.
+    It only serves to plan ahead: a wrong answer costs memory, or another plan and new images.
     """
     name = optimizer_kind.rpartition(".")[2]
     if name.endswith(("Adam", "AdamW")):

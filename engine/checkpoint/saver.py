@@ -58,7 +58,7 @@ class Saver(Handover):
     def size_ahead(self, structure: Structure, state_keys: Sequence[str]) -> int:
         """Plan ahead of the first save; return the bytes of a shard that has `state_keys`, too."""
         plan = self._area.plan(structure)
-        ahead = StagingPlan(self._layout, structure.with_state(state_keys))
+        ahead = self._area.plan(structure.with_state(state_keys))
         return max(plan.shard.size_bytes, ahead.shard.size_bytes)
 
     def reserve(self, size_bytes: int) -> None:
@@ -135,10 +135,13 @@ class Saver(Handover):
         self.finish_copy()
         return super().settle(timeout_seconds)
 
-    def close(self) -> None:
-        """Let the writer go; it finishes what it has, and signs off."""
+    def close(self, patience_seconds: float = 0.0) -> None:
+        """Let the writer go; it finishes what it has, and signs off.
+
+        Blocks until it has, for at most `patience_seconds`.
+        """
         self.finish_copy()
-        self._link.close()
+        self._link.close(patience_seconds)
         self._area.close()
 
     def _emit(self, kind: str, fields: Event) -> None:

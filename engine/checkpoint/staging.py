@@ -19,6 +19,8 @@ from engine.checkpoint.zero3 import Layout
 
 logger = logging.getLogger(__name__)
 
+_PLANS = 2  # of the present state, and of the one that the first step will make
+
 
 class StagingArea:
     """The images of one rank, and the plan of the shard that they hold."""
@@ -28,7 +30,7 @@ class StagingArea:
         self._copier = copier
         self._images: list[Image] = []
         self._prefault: Prefault | None = None
-        self._plan: StagingPlan | None = None
+        self._plans: list[StagingPlan] = []
 
     @property
     def size_bytes(self) -> int:
@@ -36,16 +38,19 @@ class StagingArea:
         return self._images[0].size_bytes if self._images else 0
 
     def plan(self, structure: Structure) -> StagingPlan:
-        """Return the plan for `structure`: the same object until the structure changes."""
-        if self._plan is None or self._plan.structure != structure:
-            self._plan = StagingPlan(self._layout, structure)
-            logger.info(
-                "planned a shard of %d entries in %d copies, %d bytes",
-                len(self._plan.shard.entries),
-                len(self._plan.runs),
-                self._plan.shard.size_bytes,
-            )
-        return self._plan
+        """Return the plan for `structure`: the same object as before, if it is a recent one."""
+        for plan in self._plans:
+            if plan.structure == structure:
+                return plan
+        plan = StagingPlan(self._layout, structure)
+        logger.info(
+            "planned a shard of %d entries in %d copies, %d bytes",
+            len(plan.shard.entries),
+            len(plan.runs),
+            plan.shard.size_bytes,
+        )
+        self._plans = [plan, *self._plans][:_PLANS]
+        return plan
 
     def reserve(self, size_bytes: int) -> None:
         """Have images of `size_bytes` at least. New ones take the place of smaller ones.

@@ -207,9 +207,18 @@ class WriterLink:
             select.select([self._pidfd], [], [], _KILL_SECONDS)
         self._drop()
 
-    def close(self) -> None:
-        """Tell the writer that nothing more comes; it signs off when it has finished."""
+    def close(self, patience_seconds: float = 0.0) -> None:
+        """Tell the writer that nothing more comes; it signs off when it has finished.
+
+        Blocks until it has, for at most `patience_seconds`: until then the attempt is this
+        process's, and an `attach` of the next one would be refused.
+        """
         self._send({"kind": "close"}, [])
+        deadline = time.monotonic() + patience_seconds
+        while self.alive and time.monotonic() < deadline:
+            self.wait(deadline - time.monotonic())
+            for report in self.reports():
+                logger.debug("after the end: %s", report)
         self._drop()
 
     def _send(self, message: dict[str, Any], descriptors: list[int]) -> bool:

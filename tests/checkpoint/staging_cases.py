@@ -18,7 +18,14 @@ from tests.distributed import toy
 
 def all_of_them(root: str) -> dict[str, Any]:
     """Run every case below in one process tree, each in a directory of its own."""
-    cases = (other_optimizers, every_kind, skips_while_busy, proves, finds_late_copies)
+    cases = (
+        other_optimizers,
+        every_kind,
+        skips_while_busy,
+        proves,
+        finds_late_copies,
+        attaches_again_at_once,
+    )
     return {case.__name__: case(os.path.join(root, case.__name__)) for case in cases}
 
 
@@ -51,10 +58,11 @@ def _continues_with(directory: str, settings: dict[str, Any]) -> dict[str, Any]:
     first = toy.make_engine(_HIDDEN, settings)
     checkpointer, _ = attach(first, directory)
     checkpointer.resume("auto")
-    images = checkpointer._saver._area._images
+    area = checkpointer._saver._area
+    images, plans = area._images, area._plans
     parts = toy.train(first, 1, 2)
     checkpointer.save(2, sample_offset=8)
-    new_images = checkpointer._saver._area._images is not images
+    foreseen = [area._images is images, area._plans is plans]
     assert checkpointer.close()
     second = toy.make_engine(_HIDDEN, settings)
     assert toy.digest(second) != parts[-1][-1], "the target must differ before it is restored"
@@ -63,7 +71,7 @@ def _continues_with(directory: str, settings: dict[str, Any]) -> dict[str, Any]:
     parts += toy.train(second, 3, 4)
     checkpointer.close()
     keys = sorted({key for state in second.optimizer.optimizer.state.values() for key in state})
-    return {"whole": whole, "parts": parts, "keys": keys, "new_images": new_images}
+    return {"whole": whole, "parts": parts, "keys": keys, "foreseen": foreseen}
 
 
 def every_kind(directory: str) -> dict[str, Any]:
@@ -167,3 +175,15 @@ def finds_late_copies(directory: str) -> dict[str, Any]:
     dist.barrier()
     tags = sorted(n for n in os.listdir(directory) if n.startswith("global_step"))
     return {"errors": errors, "tags": tags, "strays": os.listdir(f"{directory}/.stray")}
+
+
+def attaches_again_at_once(directory: str) -> list[int]:
+    """Close and attach, again and again, with nothing in between."""
+    ds_engine = toy.make_engine()
+    attempts = []
+    for _ in range(5):
+        checkpointer, _ = attach(ds_engine, directory)
+        attempts.append(checkpointer.attempt)
+        checkpointer.close()
+        dist.barrier()
+    return attempts

@@ -149,14 +149,16 @@ def test_the_state_that_optimizers_will_make(
     assert state_keys_ahead(kind, hyperparameters) == keys
 
 
-def test_images_made_ahead_serve_the_state_after_the_first_step() -> None:
+def test_plan_and_images_made_ahead_serve_the_state_after_the_first_step() -> None:
     layout = layout_of(1000)
     before, after = live_of(layout, ()), live_of(layout)
     with area_of(layout) as area:
-        ahead = Structure.of(before, WHOLE).with_state(("exp_avg", "exp_avg_sq"))
-        area.reserve(area.plan(ahead).shard.size_bytes)
-        images = [fill(area, before)[1], fill(area, after)[1]]
-        assert images[0] is images[1]
+        now = Structure.of(before, WHOLE)
+        ahead = area.plan(now.with_state(("exp_avg", "exp_avg_sq")))
+        area.reserve(ahead.shard.size_bytes)
+        image = fill(area, before)[1]
+        assert fill(area, after) == (ahead, image)
+        assert area.plan(now).shard.size_bytes < ahead.shard.size_bytes / 2
 
 
 def test_images_are_prefaulted_in_the_background() -> None:

@@ -42,7 +42,7 @@ class Link:
         while self._reports:
             yield self._reports.pop(0)
 
-    def close(self) -> None: ...
+    def close(self, patience_seconds: float) -> None: ...
 
 
 class Rank:
