@@ -113,7 +113,8 @@ def every_kind(directory: str) -> dict[str, Any]:
 def skips_while_busy(directory: str) -> dict[str, Any]:
     """Stop rank 1's writer, save until its images are full, then skip, then wait."""
     ds_engine = toy.make_engine()
-    checkpointer, events = attach(ds_engine, directory, when_busy="skip", max_failures=1)
+    options = {"when_busy": "skip", "max_failures": 1, "writer_silence_seconds": 600.0}
+    checkpointer, events = attach(ds_engine, directory, **options)
     checkpointer.resume("auto")
     link = checkpointer._saver._link
     toy.train(ds_engine, 1, 1)
