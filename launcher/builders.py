@@ -104,6 +104,7 @@ def build_stream(settings: Settings) -> Stream:
             skip=data.skip,
             when_exhausted=data.when_exhausted,
         )
+        stream.fingerprint()  # here, where all ranks hear of what one cannot read
     except StreamError as error:
         raise ConfigError(f"data: {error}") from error
     if steps_of(settings, stream) == 0:

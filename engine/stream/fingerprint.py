@@ -47,8 +47,15 @@ def of_dataset(dataset: MapDataset, component: str) -> dict[str, Any]:
     if own is None:
         return _of_samples(dataset, component)
     try:
+        found = own()
+    except Exception as error:
+        raise StreamError(
+            f"component {component!r}: fingerprint() of {_kind(dataset)} raised "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    try:
         # What is compared later has been through JSON; so is this.
-        return dict(json.loads(json.dumps(own())))
+        return dict(json.loads(json.dumps(found)))
     except (TypeError, ValueError) as error:
         raise StreamError(
             f"component {component!r}: fingerprint() of {_kind(dataset)} must return a mapping "
@@ -65,7 +72,14 @@ def _of_samples(dataset: MapDataset, component: str) -> dict[str, Any]:
         for index in sorted({part * (length - 1) // parts for part in range(parts + 1)}):
             # An augmentation must draw the same numbers whenever the digest is taken.
             seed_generators(0, component, 0, index)
-            _update(digest, dataset[index], f"component {component!r}, sample {index}")
+            where = f"component {component!r}, sample {index}"
+            try:
+                sample = dataset[index]
+            except Exception as error:
+                raise StreamError(
+                    f"{where}: the data set raised {type(error).__name__}: {error}"
+                ) from error
+            _update(digest, sample, where)
     return {
         "kind": _kind(dataset),
         "samples": length,

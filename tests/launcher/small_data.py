@@ -1,4 +1,4 @@
-"""A data set that is soon used up."""
+"""A data set that is soon used up, and one that cannot be read."""
 
 import torch
 
@@ -12,3 +12,10 @@ class Few:
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         tokens = torch.full((32,), index)
         return {"input_ids": tokens, "labels": tokens}
+
+
+class Unreadable(Few):
+    """Its samples are on a host that is gone."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        raise OSError("no such host")

@@ -151,3 +151,9 @@ def test_data_that_do_not_fill_one_step_are_refused() -> None:
     few = settings(*ONLY_FEW, "~data.components.sources", "batch.global_size=64")
     with pytest.raises(ConfigError, match=r"ends after 30 samples, .* batch\.global_size=64"):
         builders.build_stream(few)
+
+
+def test_data_that_cannot_be_fingerprinted_are_refused_before_the_run_begins() -> None:
+    unreadable = "{_target_: tests.launcher.small_data.Unreadable, weight: 1}"
+    with pytest.raises(ConfigError, match=r"data: component 'few', sample 0: .* OSError: no such"):
+        builders.build_stream(settings(f"+data.components.few={unreadable}"))

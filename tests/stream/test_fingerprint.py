@@ -13,7 +13,7 @@ import torch
 
 from engine.stream import Component, FingerprintMismatch, Stream, StreamError, TokenWindows
 from engine.stream.fingerprint import compare, of_dataset
-from tests.stream.datasets import Augmented, Numbered
+from tests.stream.datasets import Augmented, Numbered, Told
 
 
 class Samples:
@@ -135,4 +135,16 @@ def test_a_fingerprint_that_is_no_json_mapping_is_refused(wrong: Callable[[], An
     dataset = Numbered(3)
     dataset.fingerprint = wrong  # type: ignore[attr-defined]
     with pytest.raises(StreamError, match=r"'c': fingerprint\(\) of .*Numbered must return"):
+        of_dataset(dataset, "c")
+
+
+def test_a_data_set_that_cannot_be_read_or_fingerprinted_is_named() -> None:
+    def fail(*_: object) -> int:
+        raise OSError("no such host")
+
+    with pytest.raises(StreamError, match=r"'c', sample 0: the data set raised OSError: no such"):
+        of_dataset(Told(3, fail), "c")
+    dataset = Numbered(3)
+    dataset.fingerprint = fail  # type: ignore[attr-defined]
+    with pytest.raises(StreamError, match=r"'c': fingerprint\(\) of .*Numbered raised OSError: no"):
         of_dataset(dataset, "c")
