@@ -67,11 +67,11 @@ class DraftWriter:
         self._layout = layout
         self._optimizer_kind = optimizer_kind
         self._lineage = lineage
-        self._parameters: bytes | None = None
+        self._parameters = b""
 
     def prepare(self) -> None:
         """Encode ahead what `begin` would encode once: megabytes, for very many parameters."""
-        if self._parameters is None:
+        if not self._parameters:
             described = [parameter.to_json() for parameter in self._layout.parameters]
             self._parameters = b'"parameters": ' + json.dumps(described).encode()
 
@@ -106,7 +106,6 @@ class DraftWriter:
             stage_seconds=0.0,
         )
         self.prepare()
-        assert self._parameters is not None
         fields = draft.draft_json()
         for name in ("parameters", *_LAST_FIELDS):
             del fields[name]
