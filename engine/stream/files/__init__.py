@@ -1,4 +1,5 @@
 """Data sets over the token files that people have: one module per family of formats.
 
-`files` finds them, `mapped` maps and digests them, `shards` makes one sequence of many.
+`mapped` finds, maps and digests files; `shard` is a stretch of tokens in one, with its documents,
+`ended` one with a token put after each, and `shards` makes one sequence of many.
 """

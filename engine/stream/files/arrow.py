@@ -12,7 +12,8 @@ from pathlib import Path
 
 from engine.stream.errors import StreamError
 from engine.stream.files import columns, mapped
-from engine.stream.files.shards import ArrayShard, ShardedTokens
+from engine.stream.files.shard import ArrayShard
+from engine.stream.files.shards import ShardedTokens
 from engine.stream.tokens import Windows
 
 _STATE_LIMIT = 1 << 26

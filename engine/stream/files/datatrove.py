@@ -14,7 +14,8 @@ import numpy as np
 
 from engine.stream.errors import StreamError
 from engine.stream.files import mapped
-from engine.stream.files.shards import ArrayShard, Begins, ShardedTokens
+from engine.stream.files.shard import ArrayShard, Begins
+from engine.stream.files.shards import ShardedTokens
 from engine.stream.source import Tokens, spread
 from engine.stream.tokens import Windows
 

@@ -24,7 +24,8 @@ import numpy.typing as npt
 
 from engine.stream.errors import StreamError
 from engine.stream.files import mapped, prepared
-from engine.stream.files.shards import ArrayShard, ShardedTokens
+from engine.stream.files.shard import ArrayShard
+from engine.stream.files.shards import ShardedTokens
 from engine.stream.source import Tokens, spread
 from engine.stream.tokens import Windows
 

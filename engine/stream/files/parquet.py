@@ -19,7 +19,8 @@ import numpy as np
 
 from engine.stream.errors import StreamError
 from engine.stream.files import columns, mapped
-from engine.stream.files.shards import ShardedTokens, document_at
+from engine.stream.files.shard import document_at
+from engine.stream.files.shards import ShardedTokens
 from engine.stream.source import Tokens, spread
 from engine.stream.tokens import Windows
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from engine.stream.errors import StreamError
 from engine.stream.files import mapped
-from engine.stream.files.shards import ArrayShard, ShardedTokens
+from engine.stream.files.shard import ArrayShard
+from engine.stream.files.shards import ShardedTokens
 from engine.stream.tokens import Windows
 
 TOKEN_DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}

@@ -1,180 +1,21 @@
-"""Many files as one sequence of tokens, with the documents in them.
+"""Many files as one sequence of tokens: shards behind each other.
 
-A `Shard` is a stretch of tokens in one file. `ShardedTokens` puts shards behind each other, so that
-windows run across them and no file's tail is lost. `Ended` puts an end-of-document token after each
-document of data that has none.
+Windows run across them, and no file's tail is lost.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from engine.stream.errors import StreamError
 from engine.stream.files import mapped
+from engine.stream.files.ended import Ended
+from engine.stream.files.shard import Shard, document_at
 from engine.stream.source import Piece, Tokens, TokenSource
-
-
-class Begins(Protocol):
-    """Where each document of a shard begins, in tokens, and at last where the last one ends."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int, /) -> Any: ...
-
-
-class Shard(Protocol):
-    """A stretch of tokens in one file.
-
-    Attributes:
-        path: the file.
-        size: tokens.
-        dtype: of the tokens.
-        documents: how many; None where the format keeps no boundaries.
-        first_document: the number that the file gives to the shard's first document.
-    """
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    @property
-    def documents(self) -> int | None: ...
-    @property
-    def first_document(self) -> int: ...
-
-    def begins(self) -> Begins:
-        """Return the documents' begins, where there are documents."""
-
-    def read(self, begin: int, end: int) -> Tokens:
-        """Return the tokens of ``[begin, end)``, which must be inside. May be a view."""
-
-    def place(self, position: int) -> str:
-        """Say for people where a token is in the file."""
-
-
-class ArrayShard:
-    """A shard whose tokens are an array, mapped from a file.
-
-    Args:
-        path: the file.
-        tokens: the array.
-        byte_offset: where in the file it begins; None where that says nothing to people.
-        begins: see `Shard.begins`; None where the format keeps no boundaries.
-        first_document: see `Shard`.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        tokens: Tokens,
-        *,
-        byte_offset: int | None = 0,
-        begins: Begins | None = None,
-        first_document: int = 0,
-    ) -> None:
-        self.path = path
-        self.size = int(tokens.size)
-        self.dtype = tokens.dtype
-        self.documents = None if begins is None else len(begins) - 1
-        self.first_document = first_document
-        self._tokens = tokens
-        self._byte_offset = byte_offset
-        self._begins = begins
-
-    def begins(self) -> Begins:
-        """Return the documents' begins, where there are documents."""
-        assert self._begins is not None
-        return self._begins
-
-    def read(self, begin: int, end: int) -> Tokens:
-        """Return a view of the tokens of ``[begin, end)``."""
-        return self._tokens[begin:end]
-
-    def place(self, position: int) -> str:
-        """Say for people where a token is in the file."""
-        if self._byte_offset is not None:
-            byte = self._byte_offset + position * self.dtype.itemsize
-            return f"byte {byte} of {self.path}"
-        if self._begins is not None:
-            row = self.first_document + document_at(self._begins, position)
-            return f"row {row} of {self.path}"
-        return f"token {position} of {self.path}"
-
-
-class Ended:
-    """A shard with one more token after each of its documents.
-
-    Raises:
-        StreamError: the shard does not know its documents, or its type cannot hold the token.
-    """
-
-    def __init__(self, shard: Shard, token: int, component: str) -> None:
-        if shard.documents is None:
-            raise StreamError(
-                f"component {component!r}: {shard.path}: end_of_document is set, but the file does "
-                "not say where its documents end; leave end_of_document unset"
-            )
-        largest = int(np.iinfo(shard.dtype).max)
-        if not 0 <= token <= largest:
-            raise StreamError(
-                f"component {component!r}: end_of_document={token}: wanted 0 to {largest}, which "
-                f"is what {shard.dtype.name} holds"
-            )
-        self.path = shard.path
-        self.dtype = shard.dtype
-        self.documents = shard.documents
-        self.first_document = shard.first_document
-        self.size = shard.size + shard.documents
-        self._shard = shard
-        self._token = token
-
-    def begins(self) -> Begins:
-        """Return the documents' begins, each later by the tokens that were put before it."""
-        return _Shifted(self._shard.begins())
-
-    def read(self, begin: int, end: int) -> Tokens:
-        """Return the tokens of ``[begin, end)``."""
-        inner, begins = self._shard.begins(), self.begins()
-        tokens = np.empty(end - begin, dtype=self.dtype)
-        number, at = document_at(begins, begin), begin
-        while at < end:
-            end_token = int(begins[number + 1]) - 1
-            stop = min(end, end_token)
-            if at < stop:
-                shift = int(inner[number]) - int(begins[number])
-                tokens[at - begin : stop - begin] = self._shard.read(at + shift, stop + shift)
-            if stop < end:
-                tokens[stop - begin] = self._token
-            at, number = stop + 1, number + 1
-        return tokens
-
-    def place(self, position: int) -> str:
-        """Say for people where a token is in the file, or after which document it was put."""
-        begins = self.begins()
-        number = document_at(begins, position)
-        if position + 1 == int(begins[number + 1]):
-            return f"the end of document {self.first_document + number} of {self.path}"
-        return self._shard.place(position - number)
-
-
-class _Shifted:
-    """Document begins of which the n-th is n later."""
-
-    def __init__(self, begins: Begins) -> None:
-        self._begins = begins
-
-    def __len__(self) -> int:
-        return len(self._begins)
-
-    def __getitem__(self, number: int) -> int:
-        return int(self._begins[number]) + number
 
 
 class ShardedTokens(TokenSource):
@@ -266,11 +107,6 @@ class ShardedTokens(TokenSource):
                 parts.append((shard, begin - before, min(end, last) - before))
             begin, number = max(begin, last), number + 1
         return parts
-
-
-def document_at(begins: Begins, position: int) -> int:
-    """Return the number of the document that holds a position. Looks at log2(documents) begins."""
-    return bisect_right(begins, position) - 1
 
 
 def _pieces(shard: Shard, begin: int, end: int) -> list[Piece]:
