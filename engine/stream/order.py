@@ -18,8 +18,8 @@ from engine.stream.permutation import ORDER_VERSION, Permutation, epoch_order
 from engine.stream.schedule import Schedule
 from engine.stream.skips import Skips
 
-# Sums of what skips leave out stay within an int64 below it.
-_EXACT_IN_ARRAYS = 1 << 60
+# Global indices below it, and what is counted up to them, are exact in int64.
+_EXACT_IN_ARRAYS = 1 << 62
 
 _WORTH_AN_ARRAY = 128
 """Shuffling so many positions at once costs about as much as one by one."""
@@ -83,11 +83,12 @@ class Order:
         Raises:
             IndexError: an offset is negative, or behind the end.
         """
-        if not sample_offsets or max(sample_offsets) >= _EXACT_IN_ARRAYS:
+        if not sample_offsets:
+            return []
+        self._global_index(min(sample_offsets))
+        if self._global_index(max(sample_offsets)) >= _EXACT_IN_ARRAYS:
             placed = [self.look_up(offset) for offset in sample_offsets]
             return [(number, place.epoch, place.index) for number, place in placed]
-        for edge in (min(sample_offsets), max(sample_offsets)):
-            self._global_index(edge)
         offsets = np.asarray(sample_offsets, dtype=np.int64)
         numbers, drawn_before = self._schedule.of_array(self.skips.global_indices(offsets))
         lengths = np.asarray(list(self.lengths.values()), dtype=np.uint64)[numbers]

@@ -97,10 +97,13 @@ class Schedule:
     def of_array(
         self, global_indices: npt.NDArray[np.int64]
     ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int64]]:
-        """Return the same of many indices, as two arrays."""
+        """Return the same of many indices, of one at least, as two arrays."""
         components = np.empty(global_indices.shape, dtype=np.intp)
         before = np.empty(global_indices.shape, dtype=np.int64)
-        numbers = np.searchsorted(self._begins, global_indices, side="right") - 1
+        # Only what they reach: a segment far behind may begin where the array's type ends.
+        reached = bisect_right(self._begins, int(global_indices.max()))
+        begins = np.asarray(self._begins[:reached], dtype=np.int64)
+        numbers = np.searchsorted(begins, global_indices, side="right") - 1
         for number in set(numbers.tolist()):
             segment, own = self.segments[number], numbers == number
             found, counts = segment.mixture.of_array(global_indices[own] - segment.begin)

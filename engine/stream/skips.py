@@ -39,10 +39,13 @@ class Skips:
 
     def global_indices(self, sample_offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the global indices of the samples at many offsets."""
-        if not self.ranges:
+        if not self.ranges or not sample_offsets.size:
             return sample_offsets
-        passed = np.searchsorted(self._reached_at, sample_offsets, side="right")
-        return sample_offsets + np.asarray(self._left_out, dtype=np.int64)[passed]
+        # Only what they reach: a range far behind may not fit the array's type.
+        reached = bisect_right(self._reached_at, int(sample_offsets.max()))
+        reached_at = np.asarray(self._reached_at[:reached], dtype=np.int64)
+        left_out = np.asarray(self._left_out[: reached + 1], dtype=np.int64)
+        return sample_offsets + left_out[np.searchsorted(reached_at, sample_offsets, side="right")]
 
     def sample_offset(self, global_index: int) -> int:
         """Return how many samples before `global_index` are used."""

@@ -131,12 +131,12 @@ def test_any_offset_of_any_plan_is_found_at_once() -> None:
     assert time.perf_counter() - started < 30
 
 
-@given(offsets=st.lists(st.integers(0, 400) | st.integers(0, 2**62), max_size=30))
+@given(offsets=st.lists(st.integers(0, 400) | st.integers(0, 2**66), max_size=30))
 @settings(deadline=None)
 def test_many_samples_are_looked_up_as_each_of_them_is(offsets: list[int]) -> None:
-    order = stream(
-        Stage(50, {"b": 3.0}), Stage(90, {}), b_epochs=4, skip=[[10, 20], [99, 120]]
-    ).order
+    stages = [Stage(50, {"b": 3.0}), Stage(90, {}), Stage(2**65, {"a": 2.0})]
+    skip = [[10, 20], [99, 120], [2**61, 2**61 + 2**64], [2**67, 2**68]]
+    order = stream(*stages, b_epochs=4, skip=skip).order
     wanted = [order.look_up(offset) for offset in offsets]
     found = order.look_up_many(offsets)
     assert found == [(number, place.epoch, place.index) for number, place in wanted]
