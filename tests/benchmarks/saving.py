@@ -80,20 +80,27 @@ class Bench:
         self._note("machine", "raw write", self._timed(self._write))
         for way in self.ways:
             self._rest()
-            quiet = statistics.median(self._timed(self._step) for _ in range(_QUIET_STEPS))
-            self._note(way.name, "quiet step", quiet)
-            self._one_save(way, quiet)
+            quiet = self._quiet_steps()
+            pause, committed, steps, meanwhile = self._one_save(way)
             self._rest()
-            self._save_every_step(way, quiet)
+            # From both sides of the save: machines get slower and faster by the minute.
+            quiet += self._quiet_steps()
+            every_step = self._save_every_step(way)
+            self._note_all(way.name, quiet, pause, committed, steps, meanwhile, every_step)
 
     def close(self) -> None:
         self._checkpointer.close()
         self._decoupled.cleanup()
 
-    def _one_save(self, way: Any, quiet: float) -> None:
+    def _quiet_steps(self) -> list[float]:
+        return [self._timed(self._step) for _ in range(_QUIET_STEPS)]
+
+    def _one_save(self, way: Any) -> tuple[float, float, list[float], list[float]]:
+        """Save once; return the pause, when it was durable, and the steps: all, and those until."""
         started = time.perf_counter()
         pause = self._timed(way.save)
-        steps, meanwhile = [], []
+        steps: list[float] = []
+        meanwhile: list[float] = []
         committed = None
         while committed is None or len(steps) < _LEAST_STEPS:
             if committed is None and self._all(way.is_done()):
@@ -102,16 +109,11 @@ class Bench:
             steps.append(self._timed(self._step))
             if committed is None:
                 meanwhile.append(steps[-1])
-        extra = sum(steps) - quiet * len(steps)
-        self._note(way.name, "pause", pause)
-        self._note(way.name, "extra of the next steps", extra)
-        self._note(way.name, "committed after", committed)
-        slow_down = statistics.median(meanwhile) / quiet if meanwhile else 1.0
-        self._note(way.name, "step meanwhile / quiet", slow_down)
-        self._note(way.name, "cost of a save", pause + extra)
-        self._note(way.name, "overhead at one per ten steps", (pause + extra) / (10 * quiet))
+        return pause, committed, steps, meanwhile
 
-    def _save_every_step(self, way: Any, quiet: float) -> None:
+    def _save_every_step(self, way: Any) -> float:
+        """Return the seconds of a step with a save."""
+
         def steps() -> None:
             for _ in range(_EVERY_STEP):
                 way.save()
@@ -119,7 +121,32 @@ class Bench:
 
         seconds = self._timed(steps)
         way.finish()
-        self._note(way.name, "overhead at one per step", seconds / (_EVERY_STEP * quiet) - 1)
+        return seconds / _EVERY_STEP
+
+    def _note_all(
+        self,
+        name: str,
+        quiet_steps: list[float],
+        pause: float,
+        committed: float,
+        steps: list[float],
+        meanwhile: list[float],
+        every_step: float,
+    ) -> None:
+        quiet = statistics.median(quiet_steps)
+        extra = sum(steps) - quiet * len(steps)
+        slow_down = statistics.median(meanwhile) / quiet if meanwhile else 1.0
+        for what, value in (
+            ("quiet step", quiet),
+            ("pause", pause),
+            ("extra of the next steps", extra),
+            ("cost of a save", pause + extra),
+            ("committed after", committed),
+            ("step meanwhile / quiet", slow_down),
+            ("overhead at one per step", every_step / quiet - 1),
+            ("overhead at one per ten steps", (pause + extra) / (10 * quiet)),
+        ):
+            self._note(name, what, value)
 
     # --- parts
 
