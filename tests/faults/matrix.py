@@ -142,8 +142,9 @@ class Row:
             host="host",
             lease_seconds=20.0,
             beat_seconds=0.04,
-            # A killed writer's receipts never come, where its trainer is dead as well.
-            deadline_seconds=0.5 if saves is None else 60.0,
+            # A killed writer's receipts never come, where its trainer is dead as well. Long enough
+            # for those that do come, on a busy machine.
+            deadline_seconds=4.0 if saves is None else 60.0,
             keep_last=KEEP_LAST,
             numel=600_000 * WORLD_SIZE,  # more than one chunk at this rate
             pace_seconds=0.01,
