@@ -82,6 +82,10 @@ class Row:
         if victims.hits_trainers:
             ranks.signal(signal.SIGKILL)
             ranks.end({_KILLED, FENCED})
+            if self._no_receipt(victims):
+                # If it has that save, it waits for the receipt until the deadline. That takes its
+                # time, and is the driver's to show.
+                self._writer(ranks, 0).kill()
         else:
             ranks.end({0})
             settled = [event["settled"] for event in self._events.told(ranks.key, "closed")]
@@ -142,9 +146,7 @@ class Row:
             host="host",
             lease_seconds=20.0,
             beat_seconds=0.04,
-            # A killed writer's receipts never come, where its trainer is dead as well. Long enough
-            # for those that do come, on a busy machine.
-            deadline_seconds=4.0 if saves is None else 60.0,
+            deadline_seconds=_WAIT_SECONDS,
             keep_last=KEEP_LAST,
             numel=600_000 * WORLD_SIZE,  # more than one chunk at this rate
             pace_seconds=0.01,
@@ -233,11 +235,15 @@ class Row:
         promised = Promised.by(self._events.of_key[ranks.key], WORLD_SIZE, killed)
         self._floor = self._floor.raised_by(promised)
         never_sealed = victims.hits_trainers and self._moment == points.MID_COPY
-        no_receipt = victims is Victims.TRAINER_AND_WRITER and self._moment not in points.BY_RANK_0
-        self._exactly = never_sealed or no_receipt
+        self._exactly = never_sealed or self._no_receipt(victims)
         wanted = step - 1 if self._exactly else step
         if wanted > self._floor.step:
             self._floor = Floor(wanted, None)
+
+    def _no_receipt(self, victims: Victims) -> bool:
+        """Whether nobody is left to give rank 1's receipt of the save that is hit."""
+        both = victims is Victims.TRAINER_AND_WRITER
+        return both and self._moment not in points.BY_RANK_0
 
     def _check_start(self, started: Event) -> None:
         """Nothing trains now: what the attempt found is all that there is."""
