@@ -141,6 +141,7 @@ class Saver(Handover):
         Blocks until it has, for at most `patience_seconds`.
         """
         self.finish_copy()
+        self.take_in()  # a writer that has died is replaced: somebody has to close the attempt
         self._link.close(patience_seconds)
         self._area.close()
 

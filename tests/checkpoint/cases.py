@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import select
 import signal
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ def all_of_them(root: str, small_disk: str) -> dict[str, Any]:
         chooses,
         one_rank_cannot_stage,
         writer_dies,
+        writer_dies_before_the_end,
         direct_use_is_refused,
         copies_while_training,
     ):
@@ -219,6 +221,26 @@ def writer_dies(directory: str) -> dict[str, Any]:
         "restarted": sum(event["event"] == "writer_restarted" for event in events),
         "replaced": replaced != killed,
     }
+
+
+def writer_dies_before_the_end(directory: str) -> int:
+    """SIGKILL the writers when nothing is left to do, close, and attach again."""
+    ds_engine = toy.make_engine()
+    checkpointer, _ = attach(ds_engine, directory)
+    checkpointer.resume("auto")
+    toy.train(ds_engine, 1, 1)
+    assert checkpointer.save(1, sample_offset=4)
+    _settled(checkpointer)
+    writer = os.pidfd_open(checkpointer._saver._link.pid)
+    signal.pidfd_send_signal(writer, signal.SIGKILL)
+    select.select([writer], [], [])
+    os.close(writer)
+    assert checkpointer.close()
+    checkpointer, _ = attach(toy.make_engine(), directory)
+    resumed = checkpointer.resume("must")
+    checkpointer.close()
+    step: int = resumed.step
+    return step
 
 
 def disk_full(directory: str, filler: str) -> dict[str, Any]:

@@ -100,6 +100,11 @@ def test_a_dead_writer_is_replaced_and_its_save_commits(results: Results, root: 
     _is_intact(root / "writer_dies")
 
 
+def test_a_run_whose_writer_died_before_the_end_is_closed_all_the_same(results: Results) -> None:
+    for result in results:
+        assert result["writer_dies_before_the_end"] == 1
+
+
 def test_a_full_disk_costs_that_save_only_and_stops_the_run_when_it_stays(
     results: Results, small_disk: Path | None
 ) -> None:
