@@ -37,8 +37,8 @@ def writers(run: Path) -> list[int]:
 def kill_trainers_once_staged(run: Path) -> int:
     """Hold the writers, SIGKILL every trainer after a save, let the writers go on.
 
-    Held like that, a writer has not written a byte of the save when its trainer dies. Returns the
-    step of the save, which all ranks have fully staged: they took another step after it.
+    Held like that, no writer can commit the save before its trainer dies. Returns the step of the
+    save, which all ranks have fully staged: they took another step after it.
     """
     wait_for(lambda: tiny_run.steps_done(run) >= 1, 120, "trains")
     victims, survivors = trainers(run), writers(run)
@@ -46,10 +46,20 @@ def kill_trainers_once_staged(run: Path) -> int:
     for pid in survivors:
         os.kill(pid, signal.SIGSTOP)
     committed = len(tiny_run.events(run, "committed"))
-    staged = len(tiny_run.events(run, "staged"))
-    wait_for(lambda: len(tiny_run.events(run, "staged")) > staged, 60, "stages a save")
-    step: int = tiny_run.events(run, "staged")[-1]["step"]
-    wait_for(lambda: tiny_run.steps_done(run) > step, 60, "takes the next step")
+
+    found: list[int] = []
+
+    def holds_a_save() -> bool:
+        """Whether the newest staged save is not committed: with its writers held it stays so."""
+        staged = tiny_run.events(run, "staged")
+        step = int(staged[-1]["step"]) if staged else 0
+        is_committed = (run / "checkpoints" / f"global_step{step}").exists()
+        if staged and not is_committed and tiny_run.steps_done(run) > step:
+            found.append(step)
+        return bool(found)
+
+    wait_for(holds_a_save, 60, "stages a save and takes the next step")
+    (step,) = found
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
     assert not (run / "checkpoints" / f"global_step{step}").exists()
