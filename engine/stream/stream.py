@@ -11,7 +11,8 @@ a weight too small to be drawn. Each component goes through epochs of its own, e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -124,15 +125,29 @@ class Stream:
         number, place = self.order.look_up(sample_offset)
         return self.read(sample_offset, number, place.epoch, place.index)
 
-    def read(self, sample_offset: int, number: int, epoch: int, index: int) -> Any:
-        """Return the sample at an offset that has been looked up; see `sample`."""
+    def read(
+        self,
+        sample_offset: int,
+        number: int,
+        epoch: int,
+        index: int,
+        *,
+        get: Callable[[Any, int], Any] = operator.getitem,
+    ) -> Any:
+        """Return the sample at an offset that has been looked up; see `sample`.
+
+        Args:
+            sample_offset: where it is.
+            number, epoch, index: what `Order.look_up` says of it.
+            get: reads it, called with the data set and the index.
+        """
         component = self.components[number]
         if self._draws[number]:
             from engine.stream.randomness import seed_generators
 
             seed_generators(self.seed, component.name, epoch, index)
         try:
-            return component.dataset[index]
+            return get(component.dataset, index)
         except Exception as error:
             raise StreamError(
                 f"{self.describe(sample_offset)}: the data set raised "

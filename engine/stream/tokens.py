@@ -59,12 +59,21 @@ class Windows:
     def __len__(self) -> int:
         return (self.source.size - 1) // self.seq_len
 
-    def window(self, index: int) -> npt.NDArray[np.int64]:
-        """Return the tokens of a window, int64 of ``[seq_len + 1]``."""
+    def read(self, index: int) -> Tokens:
+        """Return the tokens of a window, of the source's type. May be a view.
+
+        Raises:
+            IndexError: there is no such window.
+            StreamError: a token is not in the vocabulary.
+        """
         begin, end = self._range(index)
         tokens = self.source.read(begin, end)
         self._check_vocabulary(tokens, begin)
-        return tokens.astype(np.int64)
+        return tokens
+
+    def window(self, index: int) -> npt.NDArray[np.int64]:
+        """Return the tokens of a window, int64 of ``[seq_len + 1]``."""
+        return self.read(index).astype(np.int64)
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Return ``input_ids`` and ``labels``, each int64 of ``[seq_len]``.

@@ -10,15 +10,27 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.stream import Component, Stage, Stream, StreamError, StreamLoader
+from engine.stream import (
+    Component,
+    Stage,
+    Stream,
+    StreamError,
+    StreamLoader,
+    TokenFile,
+    TokenWindows,
+)
+from engine.stream.source import SAMPLED_RANGES, SAMPLED_TOKENS
 from tests.stream.datasets import Augmented, Numbered, Told
 
 Sample = tuple[int, ...]
@@ -214,6 +226,59 @@ def test_asking_for_an_iterator_again_goes_on_and_never_starts_over() -> None:
     found = [*zip(*(first[k].tolist() for k in first), strict=True)]
     found += zip(*(second[k].tolist() for k in second), strict=True)
     assert found == expected(mixed(), 0, 4)
+
+
+class Doubled(TokenWindows):
+    """Windows that make samples of their own."""
+
+    def window(self, index: int) -> npt.NDArray[np.int64]:
+        return 2 * super().window(index)
+
+
+class Marked(TokenWindows):
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {**super().__getitem__(index), "index": torch.tensor(index)}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [TokenWindows, Doubled, Marked])
+def test_a_micro_batch_of_windows_is_what_torch_collates_of_its_samples(
+    kind: type[TokenWindows], workers: int
+) -> None:
+    def components(kind: type[TokenWindows]) -> list[Component]:
+        tokens = np.arange(300)
+        return [
+            Component("a", kind(tokens.astype("<u2"), seq_len=6, source="a"), 0.6),
+            Component("b", kind(tokens.astype("<i4"), seq_len=6, source="b"), 0.4),
+        ]
+
+    stream = Stream(components(kind), seed=2)
+    with closing(single(stream, micro=4, workers=workers)) as loader:
+        for begin in range(0, 40, 4):
+            batch = next(loader)
+            offsets = range(begin, begin + 4)
+            wanted = torch.utils.data.default_collate([stream.sample(o) for o in offsets])
+            assert list(batch) == list(wanted)
+            for name, value in batch.items():
+                assert value.dtype == torch.int64
+                assert value.is_contiguous()
+                assert torch.equal(value, wanted[name])
+
+
+def test_a_token_outside_the_vocabulary_is_named_by_sample_and_by_file(tmp_path: Path) -> None:
+    tokens = np.zeros(3 * SAMPLED_RANGES * SAMPLED_TOKENS, dtype="<u2")
+    tokens[2 * SAMPLED_TOKENS] = 300  # between two of the ranges that are looked at at the start
+    tokens.tofile(tmp_path / "t.bin")
+    seq_len = SAMPLED_TOKENS
+    windows = TokenFile(tmp_path / "t.bin", seq_len=seq_len, component="web", vocab_size=257)
+    stream = Stream([Component("web", windows)], seed=0)
+    offset = next(o for o in range(len(windows)) if stream.place(o).index == 2)
+    loader = single(stream, micro=2)
+    loader.load_state_dict({"sample_offset": offset - 1, "fingerprint": stream.fingerprint()})
+    with pytest.raises(StreamError) as raised:
+        next(loader)
+    assert f"component 'web', epoch 0, index 2 (global index {offset})" in str(raised.value)
+    assert f"token 300 at byte {4 * SAMPLED_TOKENS} of {tmp_path / 't.bin'}" in str(raised.value)
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -5,7 +5,9 @@ Windows run across them, and no file's tail is lost.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +64,8 @@ class ShardedTokens(TokenSource):
         self._shards = shards
         watches = {shard.path: mapped.Watch(shard.path, component) for shard in shards}
         self._watches = [watches[shard.path] for shard in shards]
-        self._ends = np.cumsum([shard.size for shard in shards], dtype=np.int64)
-        self.size = int(self._ends[-1])
+        self._ends = list(accumulate(shard.size for shard in shards))
+        self.size = self._ends[-1]
         self._files = files
         self._kind = kind
 
@@ -97,10 +99,10 @@ class ShardedTokens(TokenSource):
 
     def _parts(self, begin: int, end: int) -> list[tuple[Shard, int, int]]:
         """Return the shards of a range that is not empty, and the range in each."""
-        number = int(np.searchsorted(self._ends, begin, side="right"))
+        number = bisect_right(self._ends, begin)
         parts = []
         while begin < end:
-            shard, last = self._shards[number], int(self._ends[number])
+            shard, last = self._shards[number], self._ends[number]
             before = last - shard.size
             if begin < last:
                 self._watches[number].check()
