@@ -148,7 +148,7 @@ def _start_writer(
             host=Place.here().host,
             keep_last=options.keep_last,
             commit_deadline_seconds=options.commit_deadline_seconds,
-            beat_seconds=options.lease.beat_seconds,
+            lease=options.lease,
             bytes_per_second=options.bytes_per_second,
             keep_every_steps=options.keep_every_steps,
             keep_best=options.keep_best,

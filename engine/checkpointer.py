@@ -84,6 +84,15 @@ class Checkpointer:
         """The newest step that this attempt has committed or resumed from; rank 0 knows."""
         return self._saver.last_committed_step
 
+    @property
+    def fenced(self) -> bool:
+        """Whether a newer attempt has taken this run over, as far as this rank has been told.
+
+        Rank 0 is told by its writer within seconds, the others when they save. The next `save`
+        raises FencedError on all ranks, so call it at once.
+        """
+        return self._saver.fenced
+
     def resume(
         self, mode: str = "auto", accept: Callable[[Manifest], None] = lambda manifest: None
     ) -> ResumedState | None:

@@ -26,6 +26,8 @@ _LOUD_EVENTS = {
     "waited",
     "writer_restarted",
     "writer_missing",
+    "beat_lost",
+    "fenced",
     "low_space",
     "stray",
     "data_changed",

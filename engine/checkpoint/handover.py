@@ -47,6 +47,7 @@ class Handover:
         self.last_failure = ""
         self.last_committed_step: int | None = None
         self.fenced = False
+        self.beats_lost = 0
 
     @property
     def held_images(self) -> set[int]:
@@ -135,6 +136,9 @@ class Handover:
 
     def _handle(self, report: dict[str, Any]) -> None:
         kind = report.pop("kind")
+        if "save_id" not in report:
+            self._handle_of_attempt(kind, report)
+            return
         save_id = str(report.pop("save_id"))
         tag = SaveId.parse(save_id).tag
         event = {"tag": tag, "step": step_of(tag), "save_id": save_id, **report}
@@ -157,6 +161,16 @@ class Handover:
             self._emit(kind, event)
         else:  # pruned, untidy: for the record
             self._emit(kind, event)
+
+    def _handle_of_attempt(self, kind: str, event: Event) -> None:
+        """Take in what rank 0's writer has to say of the attempt as a whole, by its beat."""
+        if kind == "beat_lost":
+            self.beats_lost += 1
+            event["count"] = self.beats_lost
+        self.fenced = self.fenced or kind == "fenced"
+        level = logging.INFO if kind == "beat_restored" else logging.ERROR
+        logger.log(level, "rank %d: %s: %s", self._rank, kind, event["reason"])
+        self._emit(kind, event)
 
     def _failed(self, kind: str, event: Event) -> None:
         self.failures_in_a_row += 1

@@ -1,7 +1,8 @@
 """The writer's end of the socket to its trainer, and the trainer's life.
 
 Blocks only for as long as it is told to. The trainer may die, be stopped, or not listen at any
-moment: what it has sent is still delivered, and what it does not take is dropped with it.
+moment: what it has sent is still delivered, and what it does not take is dropped with it. Any
+thread may tell; only the main thread receives.
 """
 
 import json
@@ -22,6 +23,7 @@ class TrainerLink:
         self._socket = connection
         self._pidfd = pidfd
         self._unsent: list[bytes] = []
+        self._sending = threading.Lock()
         self.alive = True
 
     def receive(self, timeout_seconds: float) -> tuple[dict[str, Any], list[int]] | None:
@@ -58,7 +60,8 @@ class TrainerLink:
 
     def tell(self, kind: str, **fields: Any) -> None:
         """Queue a message; it is sent when the trainer takes it, and dropped when it has died."""
-        self._unsent.append(json.dumps({"kind": kind, **fields}).encode())
+        with self._sending:
+            self._unsent.append(json.dumps({"kind": kind, **fields}).encode())
         self.flush()
 
     def say_alive_every(self, interval_seconds: float) -> None:
@@ -83,12 +86,13 @@ class TrainerLink:
 
     def flush(self) -> None:
         """Send what is queued, as far as the socket takes it without blocking."""
-        while self._unsent:
-            try:
-                self._socket.send(self._unsent[0], socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return
-            except OSError:
-                self._unsent.clear()
-                return
-            self._unsent.pop(0)
+        with self._sending:
+            while self._unsent:
+                try:
+                    self._socket.send(self._unsent[0], socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    return
+                except OSError:
+                    self._unsent.clear()
+                    return
+                self._unsent.pop(0)

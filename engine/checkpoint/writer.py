@@ -5,11 +5,12 @@ stop a job: what was staged is persisted whatever happens to the trainer, and on
 early. Everything it is told comes over one SEQPACKET socket, and each image comes as a descriptor.
 
 Who runs what: the main thread takes seals, persists, and, on rank 0, commits (`committer`). One
-thread tells the trainer that the process runs, whatever the disk does; on rank 0 another renews the
-beat (`beat`).
+thread tells the trainer that the process runs, whatever the disk does; on rank 0 two more renew the
+beat, and say when it does not get through or finds the attempt closed (`beat`).
 
     trainer -> writer   config, seal (+ image, + draft on rank 0), close
-    writer -> trainer   up, alive, persisted, failed, committed, abandoned, pruned, fenced, untidy
+    writer -> trainer   up, alive, persisted, failed, committed, abandoned, pruned, fenced, untidy,
+                        beat_lost, beat_restored
 """
 
 import json
@@ -31,6 +32,7 @@ from engine.format import names
 from engine.format.errors import FormatError
 from engine.format.manifest import Receipt
 from engine.protocol import commit, files
+from engine.protocol.acquire import Lease
 from engine.protocol.layout import CheckpointDirectory
 from engine.protocol.retention import KeepBest, Retention
 
@@ -57,7 +59,7 @@ class WriterConfig:
     host: str
     keep_last: int
     commit_deadline_seconds: float
-    beat_seconds: float
+    lease: Lease
     bytes_per_second: float | None = None
     keep_every_steps: int | None = None
     keep_best: KeepBest | None = None
@@ -66,8 +68,8 @@ class WriterConfig:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "WriterConfig":
         """Read what `dataclasses.asdict` made of one."""
-        best = fields.pop("keep_best")
-        return cls(**fields, keep_best=None if best is None else KeepBest(**best))
+        best, lease = fields.pop("keep_best"), Lease(**fields.pop("lease"))
+        return cls(**fields, lease=lease, keep_best=None if best is None else KeepBest(**best))
 
     @property
     def retention(self) -> Retention:
@@ -87,7 +89,9 @@ class Writer:
         self._beat: BeatThread | None = None
         self._committer: Committer | None = None
         if config.rank == 0:
-            self._beat = BeatThread(self._attempt.path, config.host, config.beat_seconds, _log)
+            self._beat = BeatThread(
+                self._attempt.path, config.host, config.lease, trainer.tell, _log
+            )
             self._committer = Committer(
                 self._directory,
                 config.attempt,
@@ -252,6 +256,8 @@ class Writer:
         if not (self._dismissed or self._trainer.ends_within(_LAST_BREATH_SECONDS)):
             _log("exit: the trainer has another writer")
             return
+        if self._beat is not None:
+            self._beat.end()
         try:
             if self._config.rank == 0:
                 files.rename_new(self._attempt.open, self._attempt.closed)

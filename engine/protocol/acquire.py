@@ -47,6 +47,13 @@ class Lease:
     seconds: float = 45.0
     beat_seconds: float = 5.0
 
+    def __post_init__(self) -> None:
+        if not 0 < self.beat_seconds <= self.seconds / _MINIMUM_LISTINGS:
+            raise ValueError(
+                f"a lease of {self.seconds:g} s with a beat every {self.beat_seconds:g} s: wanted "
+                f"{_MINIMUM_LISTINGS} beats or more in a lease"
+            )
+
 
 def acquire(
     directory: CheckpointDirectory,

@@ -20,10 +20,12 @@ from engine.checkpoint.writer_link import Seal, WriterLink
 from engine.format import names
 from engine.format.shard import metadata_of
 from engine.protocol import files
+from engine.protocol.acquire import Lease
 from tests.protocol.driver.content import make_draft, pattern, plan_of, read_whole
 from tests.protocol.saves import NONCE, NUMEL, WORLD_SIZE, Run
 
 _WAIT_SECONDS = 60.0
+_NO_BEAT, _QUICK = Lease(3600.0, 400.0), Lease(0.5, 0.02)
 
 # The writer's own start-up code, with one function of `os` that fails on its first call.
 _FAILS_ONCE = """
@@ -56,8 +58,7 @@ class Rank:
             log=str(logs / f"writer.{number}"),
             host="here",
             keep_last=9,
-            beat_seconds=_WAIT_SECONDS,
-            **{"commit_deadline_seconds": _WAIT_SECONDS, **settings},
+            **{"commit_deadline_seconds": _WAIT_SECONDS, "lease": _NO_BEAT, **settings},
         )
         self.link = WriterLink(config, command=command)
         self.link.start()
@@ -96,9 +97,12 @@ class Ranks:
         run.attempt(0)
 
     def start(self, **of_rank_1: Any) -> list[Rank]:
-        """Start the writers; a commit waits for rank 1 only as long as its settings say."""
-        deadline = of_rank_1.pop("commit_deadline_seconds", _WAIT_SECONDS)
-        for number, settings in enumerate(({"commit_deadline_seconds": deadline}, of_rank_1)):
+        """Start the writers; rank 0's commits and beats as these settings say."""
+        of_rank_0 = {
+            "commit_deadline_seconds": of_rank_1.pop("commit_deadline_seconds", _WAIT_SECONDS),
+            "lease": of_rank_1.pop("lease", _NO_BEAT),
+        }
+        for number, settings in enumerate((of_rank_0, of_rank_1)):
             self.all.append(Rank(number, self.run, self._logs, **settings))
         return self.all
 
@@ -192,6 +196,38 @@ def test_a_rank_whose_writer_has_left_is_not_waited_for(ranks: Ranks) -> None:
     rank_0.save(1)
     assert rank_0.handover.settle(_WAIT_SECONDS)
     assert "the writers of ranks [1] have left" in ranks.reasons(1)
+
+
+def test_an_attempt_that_was_closed_meanwhile_is_known_without_a_save_being_due(
+    ranks: Ranks,
+) -> None:
+    rank_0, _ = ranks.start(lease=_QUICK)
+    ranks.run.close(0)
+    while not rank_0.handover.fenced:
+        rank_0.link.wait(_WAIT_SECONDS)
+        rank_0.handover.take_in()
+    (event,) = rank_0.told("fenced")
+    assert event["reason"] == "another start has closed this attempt"
+    assert rank_0.told("failed") == []
+
+
+def test_beats_that_do_not_get_through_are_told_and_counted(ranks: Ranks) -> None:
+    rank_0, _ = ranks.start(lease=_QUICK)
+    path = ranks.run.directory.attempt(0).path
+    for count in (1, 2):
+        os.rename(path, f"{path}.away")
+        while len(rank_0.told("beat_lost")) < count:
+            rank_0.link.wait(_WAIT_SECONDS)
+            rank_0.handover.take_in()
+        os.rename(f"{path}.away", path)
+        while len(rank_0.told("beat_restored")) < count:
+            rank_0.link.wait(_WAIT_SECONDS)
+            rank_0.handover.take_in()
+    counts = [event["count"] for event in rank_0.told("beat_lost")]
+    assert counts == list(range(1, len(counts) + 1)), "more than two where the machine is slow"
+    assert not rank_0.handover.fenced
+    ranks.save(1)
+    assert [event["step"] for event in rank_0.told("committed")] == [1]
 
 
 @pytest.mark.parametrize("function", ["pwrite", "fsync", "ftruncate"])

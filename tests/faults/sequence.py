@@ -127,7 +127,7 @@ class RunSequence:
             host="host",
             keep_last=KEEP_LAST,
             commit_deadline_seconds=0.01,  # whoever is to come has come
-            beat_seconds=1.0,
+            lease=Lease(),
         )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)

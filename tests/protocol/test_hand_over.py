@@ -17,6 +17,7 @@ from engine.checkpoint.writer import WriterConfig
 from engine.checkpoint.writer_link import Seal, WriterLink
 from engine.format import names
 from engine.protocol import files
+from engine.protocol.acquire import Lease
 from tests.protocol.driver.content import read_whole
 from tests.protocol.saves import WORLD_SIZE, Run, Save
 
@@ -55,7 +56,7 @@ def _config(run: Run, tmp_path: Path) -> WriterConfig:
         host="here",
         keep_last=2,
         commit_deadline_seconds=_WAIT_SECONDS,
-        beat_seconds=_WAIT_SECONDS,
+        lease=Lease(3600.0, 400.0),
     )
 
 

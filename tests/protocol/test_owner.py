@@ -9,10 +9,11 @@ import pytest
 
 from engine.checkpoint.beat import BeatThread
 from engine.format.errors import DamagedError
+from engine.protocol.acquire import Lease
 from engine.protocol.owner import DRAINING, RUNNING, Beat, Owner, Place, start_ticks
 from tests.protocol.saves import Run
 
-NO_BEAT_SECONDS = 3600.0
+NO_BEAT = Lease(3600.0, 400.0)
 
 
 def test_this_process_is_alive() -> None:
@@ -72,7 +73,7 @@ def test_a_second_writer_of_an_attempt_counts_on_and_clears_its_predecessors_bea
     path = run.directory.attempt(0).path
     with open(os.path.join(path, Beat(41, RUNNING, 1, 1, "dead").name()), "w"):
         pass
-    beats = BeatThread(path, "me", NO_BEAT_SECONDS, print)
+    beats = BeatThread(path, "me", NO_BEAT, print, print)
     beats.drain()
     names = Beat.names_of(os.listdir(path))
     assert len(names) == 1

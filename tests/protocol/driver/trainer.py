@@ -134,7 +134,7 @@ class _Trainer:
                 host=settings.host,
                 keep_last=settings.keep_last,
                 commit_deadline_seconds=settings.deadline_seconds,
-                beat_seconds=settings.beat_seconds,
+                lease=Lease(settings.lease_seconds, settings.beat_seconds),
                 bytes_per_second=settings.bytes_per_second,
             )
         )
