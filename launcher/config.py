@@ -218,8 +218,15 @@ class LaunchSettings:
     """After one rank failed, the others have this long to end by themselves."""
     max_attempts_without_progress: int
     """So many attempts in a row may end at the step they began from; then starting is refused."""
+    start_timeout_minutes: float
+    """From meeting the other ranks until model, data and optimizer are made. A rank that takes
+    longer, here or below, logs every thread's stack and ends with a failure."""
+    resume_timeout_minutes: float
+    """Waiting for an older attempt to end, choosing a checkpoint and reading it."""
     step_timeout_minutes: float
-    """A rank whose step takes longer prints every thread's stack and aborts."""
+    """One step, waiting for its data included."""
+    save_timeout_minutes: float
+    """The pause of one save, or waiting for the last one's commit."""
 
     def __post_init__(self) -> None:
         _require(self.kind == "local", f"launch.kind={self.kind!r}: wanted local.")
@@ -227,10 +234,11 @@ class LaunchSettings:
             _at_least("launch.ranks", self.ranks, 1)
         _at_least("launch.grace_seconds", self.grace_seconds, 0)
         _at_least("launch.max_attempts_without_progress", self.max_attempts_without_progress, 1)
-        _require(
-            self.step_timeout_minutes > 0,
-            f"launch.step_timeout_minutes={self.step_timeout_minutes}: wanted a number above 0.",
-        )
+        for phase in ("start", "resume", "step", "save"):
+            minutes = getattr(self, f"{phase}_timeout_minutes")
+            _require(
+                minutes > 0, f"launch.{phase}_timeout_minutes={minutes}: wanted a number above 0."
+            )
 
 
 @dataclass(frozen=True)
@@ -261,6 +269,15 @@ class Settings:
             f"resume={self.resume!r}: wanted auto, never, must, or a tag such as global_step400.",
         )
         deepspeed_section.check(self.deepspeed)
+        for phase in ("resume", "save"):  # both may wait for a commit
+            minutes = getattr(self.launch, f"{phase}_timeout_minutes")
+            deadline = self.checkpoint.commit_deadline_seconds
+            _require(
+                minutes * 60 > deadline,
+                f"launch.{phase}_timeout_minutes={minutes:g} is not longer than "
+                f"checkpoint.commit_deadline_seconds={deadline:g}: a slow save would be taken for "
+                "a hang. Raise the first, or lower the second.",
+            )
 
     def accumulation_steps(self, world_size: int) -> int:
         """Return the micro steps per step; raise ConfigError where the sizes do not fit."""

@@ -2,15 +2,13 @@
 
 Owns the run's position (step, sample offset) and moves it at step edges only, after the optimizer
 has stepped; a position is what a checkpoint remembers. At each edge all ranks agree on whether to
-stop and whether rank 0's clock wants a save (`launcher.stop`); saves by step count need no word.
+stop and whether rank 0's clock or a file wants a save (`launcher.stop`, `launcher.control`); saves
+by step count need no word.
 
-Everything here runs in the main thread of every rank. A step that takes longer than its limit ends
-the process after every thread's stack has been written out; saves have limits of their own.
+Everything here runs in the main thread of every rank. Steps and saves are phases of the watchdog.
 """
 
-import faulthandler
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,8 +16,10 @@ from typing import Any, Protocol
 
 import torch
 
+from launcher.control import Asked, ControlFiles
 from launcher.progress import Progress, StepReport
 from launcher.stop import Agreement, Edge, StopRequest
+from launcher.watchdog import Watchdog
 
 
 class Checkpoints(Protocol):
@@ -85,8 +85,6 @@ class LoopSettings:
     steps: int
     accumulation_steps: int
     global_batch_size: int
-    step_timeout_seconds: float
-    is_rank_0: bool
 
 
 class StepLoop:
@@ -95,6 +93,8 @@ class StepLoop:
     Args:
         engine: the DeepSpeed engine.
         batches: micro batches without end, from the position's sample offset on.
+        cadence, control: when to save, and what people ask for by file; rank 0 asks them, so
+            `control` is None on the others.
         stream_state: from a sample offset to what a checkpoint says about the stream.
     """
 
@@ -106,8 +106,10 @@ class StepLoop:
         batches: Iterator[Mapping[str, torch.Tensor]],
         checkpoints: Checkpoints,
         cadence: Cadence,
+        control: ControlFiles | None,
         agreement: Agreement,
         stop: StopRequest,
+        watchdog: Watchdog,
         progress: Progress,
         position: Position,
         stream_state: Callable[[int], Any],
@@ -117,13 +119,16 @@ class StepLoop:
         self._batches = batches
         self._checkpoints = checkpoints
         self._cadence = cadence
+        self._control = control
         self._agreement = agreement
         self._stop = stop
+        self._watchdog = watchdog
         self._progress = progress
         self._stream_state = stream_state
         self._staged_step: int | None = None
         self._loss = math.nan
         self.position = position
+        self.stopped_by_file = False
 
     def run(self) -> bool:
         """Train until the last step or an agreed stop, and stage a save of where it ended.
@@ -134,8 +139,9 @@ class StepLoop:
         begin = self.position.step
         stopping = self._agreed_to_stop_before_first_step()
         while not stopping and self.position.step < self._settings.steps:
-            edge = self._step()
-            stopping = edge.stop
+            with self._watchdog.phase("step"):
+                edge = self._step()
+            stopping, self.stopped_by_file = edge.stop, edge.stop_file
             self._checkpoints.poll()
             if self._cadence.is_due(self.position.step, edge.save):
                 self._save()
@@ -148,9 +154,6 @@ class StepLoop:
         return self._staged_step == self.position.step
 
     def _step(self) -> Edge:
-        faulthandler.dump_traceback_later(
-            self._settings.step_timeout_seconds, exit=True, file=sys.stderr
-        )
         began = time.monotonic()
         lr = self._engine.get_lr()[0]
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._engine.device)
@@ -159,20 +162,24 @@ class StepLoop:
             self._engine.backward(loss)
             loss_sum += loss.detach()
             if micro_step == self._settings.accumulation_steps:
-                wait = self._agreement.begin(
-                    loss=loss_sum.item() / self._settings.accumulation_steps,
-                    stop=self._stop.requested,
-                    save=self._settings.is_rank_0 and self._cadence.clock_says_save(),
-                )
+                wait = self._begin_edge(loss_sum.item() / self._settings.accumulation_steps)
             self._engine.step()
         edge = wait()
-        faulthandler.cancel_dump_traceback_later()
         self.position = Position(
             self.position.step + 1, self.position.sample_offset + self._settings.global_batch_size
         )
         self._loss = edge.loss
         self._tell(edge, lr, time.monotonic() - began)
         return edge
+
+    def _begin_edge(self, loss: float) -> Callable[[], Edge]:
+        asked, save = Asked(), False
+        if self._control is not None:
+            asked = self._control.look()
+            save = asked.save or self._cadence.clock_says_save()
+        return self._agreement.begin(
+            loss=loss, stop=self._stop.requested, save=save, stop_file=asked.stop
+        )
 
     def _forward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Return the mean loss of one micro batch: the model's own, or its output's `loss`."""
@@ -188,13 +195,14 @@ class StepLoop:
 
     def _save(self, when_busy: str | None = None) -> None:
         position = self.position
-        staged = self._checkpoints.save(
-            position.step,
-            sample_offset=position.sample_offset,
-            stream=self._stream_state(position.sample_offset),
-            metrics={"loss": self._loss},
-            when_busy=when_busy,
-        )
+        with self._watchdog.phase("save"):
+            staged = self._checkpoints.save(
+                position.step,
+                sample_offset=position.sample_offset,
+                stream=self._stream_state(position.sample_offset),
+                metrics={"loss": self._loss},
+                when_busy=when_busy,
+            )
         self._cadence.begin_again()
         if staged:
             self._staged_step = position.step

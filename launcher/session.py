@@ -17,6 +17,7 @@ from engine.format.manifest import Manifest
 from engine.stream import Stream, StreamLoader
 from launcher import builders, logs, process_group, requeue, same_run
 from launcher.config import Settings
+from launcher.control import ControlFiles, refuse_leftover_stop
 from launcher.council import Council
 from launcher.errors import ConfigError, LauncherError, NoProgressError, SaveError
 from launcher.loop import Cadence, LoopSettings, Position, StepLoop
@@ -25,6 +26,7 @@ from launcher.rank import RankProcess
 from launcher.requeue import AttemptLog
 from launcher.run_directory import RunDirectory
 from launcher.stop import Agreement
+from launcher.watchdog import Watchdog, limits_of
 
 T = TypeVar("T")
 
@@ -38,6 +40,7 @@ class Session:
         council: where the ranks settle errors.
         directory: the run's; only rank 0 writes records to it.
         attempts: this attempt's log.
+        fail: ends this process with a text, from any thread: what the watchdog does.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Session:
         council: Council,
         directory: RunDirectory,
         attempts: AttemptLog,
+        fail: Callable[[str], object],
     ) -> None:
         self._settings = settings
         self._process = process
@@ -54,6 +58,8 @@ class Session:
         self._council = council
         self._directory = directory
         self._attempts = attempts
+        self._watchdog = Watchdog(limits_of(settings.launch), fail)
+        self._control = ControlFiles(directory.path) if process.topology.rank == 0 else None
         self._accepted: list[Any] = []  # what data.accept_changed accepted; rank 0 knows
         self._progress = Progress(
             directory if process.topology.rank == 0 else None,
@@ -72,9 +78,12 @@ class Session:
             SaveError: the save that the run had to end with was not committed.
         """
         settings = self._settings
-        process_group.join(self._topology, self._council)
-        ds_engine, stream = self._build()
-        with _refusals_as_config_errors():
+        self._settled("control", lambda: refuse_leftover_stop(self._directory.path))
+        self._watchdog.watch()
+        with self._watchdog.phase("start"):
+            process_group.join(self._topology, self._council)
+            ds_engine, stream = self._build()
+        with self._watchdog.phase("resume"), _refusals_as_config_errors():
             checkpointer = self._attach(ds_engine, stream)
             resumed = checkpointer.resume(
                 settings.resume, accept=lambda manifest: self._accept(manifest, stream)
@@ -202,8 +211,6 @@ class Session:
                 steps=steps,
                 accumulation_steps=settings.accumulation_steps(topology.world_size),
                 global_batch_size=settings.batch.global_size,
-                step_timeout_seconds=settings.launch.step_timeout_minutes * 60,
-                is_rank_0=topology.rank == 0,
             ),
             engine=ds_engine,
             batches=iter(loader),
@@ -212,8 +219,10 @@ class Session:
                 every_steps=settings.checkpoint.every_steps,
                 every_minutes=settings.checkpoint.every_minutes,
             ),
+            control=self._control,
             agreement=Agreement(distributed.new_group(backend="gloo"), topology.world_size),
             stop=self._process.stop,
+            watchdog=self._watchdog,
             progress=self._progress,
             position=position,
             stream_state=lambda offset: {
@@ -238,9 +247,12 @@ class Session:
         step, stop = loop.position.step, self._process.stop
         if not complete:
             cause = stop.signal_name or "another rank was asked to stop"
+            if loop.stopped_by_file:
+                cause = "the STOP file"
             self._progress.event({"event": "stopped", "step": step, "reason": cause})
         try:
-            committed = checkpointer.close(wait_for_commit=True)
+            with self._watchdog.phase("save"):
+                committed = checkpointer.close(wait_for_commit=True)
         except engine.CheckpointError as error:
             raise SaveError(str(error)) from error
         self._progress.close()
@@ -250,12 +262,15 @@ class Session:
                 f"committed; events.jsonl in {self._settings.run.dir} says why. Start it again: "
                 "it resumes from the newest committed one."
             )
+        if loop.stopped_by_file and self._control is not None:
+            self._control.stop_is_done()
         if complete:
             self._progress.say(f"done: {step} steps, and the checkpoint of the last is committed.")
             return requeue.DONE, "done"
         saved = "saved" if moved else "before its first step"
         self._progress.say(f"stopped at step {step} ({cause}), {saved}: start it again to go on.")
-        return requeue.SAVED, cause
+        # With the file somebody has asked that no scheduler starts it again either.
+        return (requeue.DONE if loop.stopped_by_file else requeue.SAVED), cause
 
     def _part(self) -> None:
         """End together: a rank that leaves early can abort the others while they leave."""

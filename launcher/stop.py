@@ -55,13 +55,15 @@ class StopRequest:
 class Edge:
     """What all ranks agreed on at one step edge."""
 
-    def __init__(self, loss: float, stop: bool, save: bool) -> None:
+    def __init__(self, loss: float, stop: bool, save: bool, stop_file: bool = False) -> None:
         self.loss = loss
         """Mean over ranks, in float64."""
         self.stop = stop
-        """Some rank was asked to stop."""
+        """Some rank was asked to stop, by a signal or by the file."""
         self.save = save
-        """Rank 0's clock says that a save is due."""
+        """Rank 0's clock says that a save is due, or the SAVE file does."""
+        self.stop_file = stop_file
+        """Rank 0 has seen the STOP file: the run is not to be started again by itself."""
 
 
 class Agreement:
@@ -76,14 +78,16 @@ class Agreement:
         self._group = group
         self._world_size = world_size
 
-    def begin(self, *, loss: float, stop: bool, save: bool) -> Callable[[], Edge]:
+    def begin(
+        self, *, loss: float, stop: bool, save: bool, stop_file: bool = False
+    ) -> Callable[[], Edge]:
         """Send this rank's part and return the function that waits for the sum. Collective.
 
         A sum of flags above zero is an `or`, so the loss and the flags travel together.
         """
         import torch
 
-        values = torch.tensor([loss, float(stop), float(save)], dtype=torch.float64)
+        values = torch.tensor([loss, stop, save, stop_file], dtype=torch.float64)
         work = torch.distributed.all_reduce(values, group=self._group, async_op=True)
 
         def wait() -> Edge:
@@ -93,5 +97,6 @@ class Agreement:
         return wait
 
     def _edge(self, values: "torch.Tensor") -> Edge:
-        loss_sum, stops, saves = values.tolist()
-        return Edge(loss_sum / self._world_size, stops > 0, saves > 0)
+        loss_sum, stops, saves, stop_files = values.tolist()
+        stop_file = stop_files > 0
+        return Edge(loss_sum / self._world_size, stops > 0 or stop_file, saves > 0, stop_file)

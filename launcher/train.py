@@ -16,6 +16,7 @@ from engine.protocol.acquire import RunHeldError, refuse_if_held
 from engine.protocol.layout import CheckpointDirectory
 from launcher import explain, overrides, packages, requeue
 from launcher.config import Settings, missing_data_files, settings_from
+from launcher.control import refuse_leftover_stop
 from launcher.errors import ConfigError
 from launcher.rank import RankProcess
 
@@ -76,6 +77,7 @@ def _start(
         ranks = composed.launch.ranks or spawn.default_ranks()
         composed.accumulation_steps(ranks)
         packages.check_directory(Path.cwd())
+        refuse_leftover_stop(Path(composed.run.dir))
         if missing := missing_data_files(composed):
             raise ConfigError("\n".join(missing))
         refuse_if_held(CheckpointDirectory(composed.checkpoint.dir))

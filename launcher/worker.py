@@ -83,7 +83,9 @@ def _live(composed: Settings | ConfigError, process: RankProcess) -> int:
     attempts.bring_up()
     code, cause = requeue.FAILED, "unknown"
     try:
-        code, cause = session.Session(settings, process, members, directory, attempts).train()
+        code, cause = session.Session(
+            settings, process, members, directory, attempts, lambda text: _fail(process, text)
+        ).train()
     except BaseException as error:
         code = _code_of(error)
         cause = f"{type(error).__name__}: {error}".splitlines()[0]

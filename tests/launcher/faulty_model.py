@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from launcher.gpt import GPT
+
+_SLOW_SECONDS = 0.15
 
 
 class FaultyGPT(GPT):
@@ -27,6 +30,8 @@ class FaultyGPT(GPT):
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         self._forwards += 1
+        if self._fault == "slow":
+            time.sleep(_SLOW_SECONDS)
         if self._strikes_here and self._forwards == self._at_forward:
             self._fired.touch()
             if self._fault == "raise":

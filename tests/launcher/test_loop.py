@@ -86,7 +86,9 @@ class LoneAgreement:
         self._edges = itertools.count()
         self._stop_at = stop_at
 
-    def begin(self, *, loss: float, stop: bool, save: bool) -> Callable[[], Edge]:
+    def begin(
+        self, *, loss: float, stop: bool, save: bool, stop_file: bool = False
+    ) -> Callable[[], Edge]:
         edge = Edge(loss, next(self._edges) == self._stop_at, save)
         return lambda: edge
 
@@ -98,13 +100,15 @@ def test_the_save_that_a_run_ends_with_waits_for_a_busy_disk(stop_at: int, last:
     engine.return_value = torch.tensor(1.0)
     engine.get_global_grad_norm.return_value = None
     loop = StepLoop(
-        LoopSettings(3, 1, 4, step_timeout_seconds=600, is_rank_0=True),
+        LoopSettings(3, 1, 4),
         engine=engine,
         batches=itertools.repeat({"x": torch.zeros(1)}),
         checkpoints=checkpoints,
         cadence=Cadence(every_steps=1, every_minutes=None),
         agreement=LoneAgreement(stop_at),  # type: ignore[arg-type]
+        control=None,
         stop=mock.MagicMock(requested=False),
+        watchdog=mock.MagicMock(),
         progress=mock.MagicMock(),
         position=Position(0, 0),
         stream_state=lambda offset: None,

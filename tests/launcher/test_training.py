@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests import tiny_run
+from tests.slurm.cluster_job import wait_for
+
 REPOSITORY = Path(__file__).parents[2]
 STEPS = 20
 Bits = dict[int, tuple[Any, ...]]
@@ -200,12 +203,47 @@ def test_a_step_that_never_ends_is_ended_with_every_threads_stack(tmp_path: Path
         directory,
         *faulty("hang", rank=0, at_forward=3, fired=fired),
         "launch.step_timeout_minutes=0.05",
-        "launch.grace_seconds=0",
     )
     assert fired.exists()
     assert code == 1, said
-    assert "faulty_model.py" in said
-    assert "Timeout" in said
+    assert "everstep: step took longer than launch.step_timeout_minutes=0.05" in said
+    logs = directory / "logs" / "attempt_0000"
+    hung, waiting = ((logs / f"rank_{rank:05d}.log").read_text() for rank in range(2))
+    assert "faulty_model.py" in hung
+    assert "thread MainThread" in waiting
+    assert "faulty_model.py" not in waiting.rpartition("every thread's stack")[2]
+
+
+def test_the_files_save_and_stop_are_followed_and_removed(reference: Path, tmp_path: Path) -> None:
+    overrides = ["checkpoint.every_steps=1000", f"train.steps={STEPS}"]
+    status = tmp_path.with_name("status")
+    # Steps that are slow enough for the test to get a word in.
+    slow = faulty("slow", rank=0, at_forward=1, fired=tmp_path / "fired")
+    first = start(tmp_path, *overrides, *slow, EVERSTEP_STATUS_FILE=str(status))
+    wait_for_step(first, 1)
+    (tmp_path / "SAVE").touch()
+    wait_for(lambda: bool(tiny_run.events(tmp_path, "committed")), 60, "saves")
+    assert not (tmp_path / "SAVE").exists()
+    (tmp_path / "STOP").touch()
+    _, errors = first.communicate()
+    assert first.returncode == 0, errors
+    assert status.read_text() == "0\n", "a batch script must not start it again"
+    assert "(the STOP file), saved" in errors
+    assert not (tmp_path / "STOP").exists()
+    saved, stopped = (event["step"] for event in tiny_run.events(tmp_path, "committed"))
+    assert 0 < saved < stopped < STEPS
+    code, said = run(tmp_path, *overrides, *slow)
+    assert code == 0, said
+    assert bits(tmp_path) == bits(reference)
+
+
+def test_a_stop_file_from_before_is_a_refusal_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "STOP").touch()
+    code, said = run(tmp_path)
+    assert code == 78, said
+    assert said.splitlines()[0].startswith(f"everstep: {tmp_path / 'STOP'} is there")
+    assert "Traceback" not in said
+    assert (tmp_path / "STOP").exists(), "a scheduler that tries again must be refused again"
 
 
 def test_a_mistake_is_answered_before_any_rank_starts(tmp_path: Path) -> None:
