@@ -1,14 +1,15 @@
-"""``python -m engine``: look at checkpoints.
+"""``python -m engine``: look at checkpoints, and take weights out.
 
     python -m engine ls DIR [--strays]              a table of the checkpoints
     python -m engine show DIR [--tag T] [--json]    what one checkpoint holds
     python -m engine verify DIR [--tag T | --all]   read every byte, and name what is damaged
     python -m engine stream DIR --step N            what was in that step's batch
     python -m engine stream DIR --sample K          the same of one sample, with its whole text
+    python -m engine export DIR --out OUT           its weights, for Hugging Face's from_pretrained
 
 DIR is a run directory, a checkpoints directory, or one checkpoint's directory. Exit codes: 0 all is
-well, 1 a checkpoint is damaged or its data are gone, 2 there is nothing such to look at, or the
-arguments are wrong.
+well, 1 a checkpoint is damaged or its data are gone, 2 there is nothing such to look at, what is to
+be written cannot be, or the arguments are wrong.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from engine import describe, inspect
+from engine.exchange.errors import ExchangeError
 from engine.format.errors import FormatError
 
 EXIT_DAMAGED = 1
@@ -33,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
         code: int = options.command(options)
         sys.stdout.flush()
         return code
-    except inspect.InspectError as error:
+    except (inspect.InspectError, ExchangeError) as error:
         print(f"engine: {error}", file=sys.stderr)
         return EXIT_USAGE
     except FormatError as error:
@@ -73,6 +75,20 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--sample", type=int, help="one sample offset; its text is printed whole")
     stream.add_argument("--tag", help="by this checkpoint's record; the newest unless given")
     stream.add_argument("--tokenizer", metavar="FILE", help="a tokenizers JSON file, to decode by")
+    export = add("export", _export, "Write a checkpoint's weights for from_pretrained.")
+    export.add_argument("--tag", help="global_step<number> or a stray's name; else the newest")
+    export.add_argument("--out", required=True, metavar="OUT", help="a directory, made by this")
+    export.add_argument(
+        "--dtype",
+        default="as-trained",
+        choices=("as-trained", "bf16", "fp16", "fp32"),
+        help="of all parameters; fp32 gives the masters. Buffers keep their own",
+    )
+    export.add_argument("--shard-size", default="5GB", metavar="SIZE", help="5GB unless given")
+    export.add_argument(
+        "--verify", default="full", choices=("full", "size"), help="compare digests, or sizes only"
+    )
+    export.add_argument("--tokenizer", metavar="DIR", help="copy a tokenizer's files from there")
     return parser
 
 
@@ -112,7 +128,7 @@ def _verify(options: argparse.Namespace) -> int:
 def _verify_one(path: str) -> int:
     name = os.path.basename(path)
     try:
-        with _progress_bar(path) as progress:
+        with _progress_bar(name, inspect.size_of(path)) as progress:
             problems = inspect.verify(path, progress)
     except inspect.GoneError as error:  # the others are verified all the same
         print(f"engine: {error}", file=sys.stderr)
@@ -142,16 +158,36 @@ def _stream(options: argparse.Namespace) -> int:
     return EXIT_DAMAGED if batch.errors else 0
 
 
+def _export(options: argparse.Namespace) -> int:
+    from engine.exchange import export, shards  # numpy: only for this command
+    from engine.exchange.checkpoint import StoredWeights
+
+    wanted = export.Options(
+        dtype=options.dtype,
+        shard_bytes=shards.parse_size(options.shard_size),
+        full=options.verify == "full",
+        tokenizer=options.tokenizer,
+    )
+    with StoredWeights(inspect.choose(inspect.locate(options.dir), options.tag)) as stored:
+        work = export.Export(stored, options.out, wanted)
+        with _progress_bar(stored.manifest.tag, work.work_bytes) as progress:
+            work.run(progress)
+        for note in work.notes:
+            print(f"note: {note}", file=sys.stderr)
+        if work.kept:
+            print(f"kept from an earlier start: {len(work.kept)} of {len(work.shards)} shards")
+        print(f"{stored.manifest.tag}: {len(stored.weights)} tensors exported to {options.out}")
+    return 0
+
+
 @contextlib.contextmanager
-def _progress_bar(path: str) -> Iterator[Callable[[int], None] | None]:
+def _progress_bar(name: str, total: int) -> Iterator[Callable[[int], None] | None]:
     """Yield what advances a progress bar by bytes; None where no terminal would show it."""
     if not sys.stderr.isatty():
         yield None
         return
     import tqdm
 
-    total = inspect.size_of(path)
-    name = os.path.basename(path)
     with tqdm.tqdm(total=total, unit="B", unit_scale=True, desc=name, leave=False) as bar:
         yield bar.update
 

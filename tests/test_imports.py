@@ -19,6 +19,7 @@ ALLOWED = {
     "engine.resume": {"engine.format", "engine.protocol", "engine.checkpoint"},
     "engine.stream": set(),
     "engine.prepare": {"engine.stream"},
+    "engine.exchange": {"engine.format", "engine.protocol"},
 }
 # The modules beside them join them together, and know nothing of the launcher.
 KNOW_DEEPSPEED = ("engine.checkpoint", "engine.resume", "launcher")

@@ -84,11 +84,14 @@ def fsync_directory(directory: str) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: str, data: bytes) -> None:
-    """Put `data` at `path`, durably, so that a reader sees all of it or nothing."""
+def write_durably(path: str, data: bytes, mode: int = 0o644) -> None:
+    """Put `data` at `path`, durably, so that a reader sees all of it or nothing.
+
+    `mode` is the file's, less the umask.
+    """
     directory = os.path.dirname(path)
     part = os.path.join(directory, f"{_PART}{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    descriptor = os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
     try:
         try:
             view = memoryview(data)

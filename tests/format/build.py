@@ -1,6 +1,6 @@
 """Build a small valid checkpoint with the format package alone."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from engine.format import names
@@ -90,14 +90,21 @@ def receipt(of: Draft, rank: int, shard: bytes) -> Receipt:
     )
 
 
-def checkpoint(root: Path, of: Draft | None = None) -> Path:
-    """Write a committed checkpoint under `root` and return its tag's directory."""
+def checkpoint(
+    root: Path,
+    of: Draft | None = None,
+    values: Sequence[Mapping[str, bytes]] | None = None,
+) -> Path:
+    """Write a committed checkpoint under `root` and return its tag's directory.
+
+    `values` are those of the entries, for each rank; as for `shard_bytes`.
+    """
     of = of or draft()
     directory = root / of.tag
     directory.mkdir(parents=True)
     receipts = []
     for rank in range(of.world_size):
-        shard = shard_bytes(of, rank)
+        shard = shard_bytes(of, rank, values[rank] if values else None)
         receipts.append(receipt(of, rank, shard))
         (directory / receipts[-1].name).write_bytes(shard)
         (directory / names.receipt_name(rank, of.world_size)).write_bytes(receipts[-1].to_bytes())
