@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -211,22 +210,3 @@ def test_without_pyarrow_the_error_names_the_extra(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for build, path in ((HuggingFaceTokens, folder), (ParquetTokens, folder / "state.json")):
         refused(lambda b=build, p=path: b(p, **SETTINGS), "pip install 'everstep[hf]'")
-
-
-SAVE_AND_LOAD = """
-import datasets, json, sys
-folder, rows = sys.argv[1], json.loads(sys.argv[2])
-saved = datasets.Dataset.from_dict({"input_ids": rows}).shuffle(seed=1).select(range(15))
-saved.save_to_disk(folder + "/d", num_shards=2)
-saved.to_parquet(folder + "/t.parquet")
-print(json.dumps(list(datasets.load_from_disk(folder + "/d")["input_ids"])))
-"""
-
-
-def test_what_the_library_saves_is_read_as_the_library_reads_it(tmp_path: Path) -> None:
-    pytest.importorskip("datasets", reason="needs pip install datasets")
-    command = [sys.executable, "-c", SAVE_AND_LOAD, str(tmp_path), json.dumps(ROWS * 5)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=120)
-    tokens = flat(json.loads(done.stdout))
-    assert_reads(HuggingFaceTokens(tmp_path / "d", **SETTINGS), tokens)
-    assert_reads(ParquetTokens(tmp_path / "t.parquet", **SETTINGS), tokens)
