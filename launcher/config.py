@@ -216,6 +216,9 @@ class LaunchSettings:
     """Number of ranks; null means one per accelerator, or two without any."""
     grace_seconds: float
     """After one rank failed, the others have this long to end by themselves."""
+    max_restarts: int
+    """After a failure the ranks are started again so many times, where this launcher starts them:
+    elsewhere that is the scheduler's."""
     max_attempts_without_progress: int
     """So many attempts in a row may end at the step they began from; then starting is refused."""
     start_timeout_minutes: float
@@ -233,6 +236,7 @@ class LaunchSettings:
         if self.ranks is not None:
             _at_least("launch.ranks", self.ranks, 1)
         _at_least("launch.grace_seconds", self.grace_seconds, 0)
+        _at_least("launch.max_restarts", self.max_restarts, 0)
         _at_least("launch.max_attempts_without_progress", self.max_attempts_without_progress, 1)
         for phase in ("start", "resume", "step", "save"):
             minutes = getattr(self, f"{phase}_timeout_minutes")

@@ -3,7 +3,9 @@
 The starter imports no torch. It starts one process per rank from its main thread (each rank asks
 for a signal when that thread dies), passes stop signals on to all of them at once, and reaps every
 one before it returns. When a rank ends badly the others get a grace time to fail by themselves,
-then SIGQUIT: each keeper kills its trainer but still waits for its writer.
+then SIGQUIT: each keeper kills its trainer but still waits for its writer. After a failure, and if
+no signal asked it to end, it starts them all again as often as it is told to: each time an attempt,
+which resumes.
 
 A terminal's Ctrl-C reaches every process by itself; that the starter passes it on as well changes
 nothing, because a rank only notes that it was asked to stop.
@@ -58,7 +60,12 @@ def default_ranks() -> int:
 
 
 def run_local(
-    arguments: Sequence[str], environ: Mapping[str, str], *, ranks: int, grace_seconds: float
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    ranks: int,
+    grace_seconds: float,
+    max_restarts: int,
 ) -> int:
     """Run `python -m launcher` with the given arguments once per rank; block until all have ended.
 
@@ -66,16 +73,41 @@ def run_local(
         The verdict that the ranks agreed on, or the exit code of the rank that failed first.
     """
     command = [sys.executable, "-m", "launcher", *arguments]
-    return run_ranks(command, environ, ranks=ranks, grace_seconds=grace_seconds)
+    return run_ranks(
+        command, environ, ranks=ranks, grace_seconds=grace_seconds, max_restarts=max_restarts
+    )
 
 
 def run_ranks(
-    command: Sequence[str], environ: Mapping[str, str], *, ranks: int, grace_seconds: float
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    ranks: int,
+    grace_seconds: float,
+    max_restarts: int = 0,
 ) -> int:
     """Run a command once per rank; see `run_local`. Main thread only."""
-    # Blocked signals stay blocked in the ranks until their keepers are ready for them.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON.keys())
     signals = SignalQueue(_PASSED_ON.keys())
+    for restarts_left in range(max_restarts, -1, -1):
+        group = _run_once(command, environ, signals, ranks=ranks, grace_seconds=grace_seconds)
+        if group.code in _VERDICTS or group.was_signalled or not restarts_left:
+            break
+        _say(f"starting again; {restarts_left} of launch.max_restarts={max_restarts} were left")
+    return group.code
+
+
+def _run_once(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    signals: SignalQueue,
+    *,
+    ranks: int,
+    grace_seconds: float,
+) -> "_Group":
+    """Run all ranks to their end, and say what went wrong."""
+    # Blocked signals stay blocked in the ranks until their keepers are ready for them; one that
+    # comes between two attempts waits, and is passed on to the next.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON.keys())
     with tempfile.TemporaryDirectory(prefix="everstep-") as directory, _listen() as listener:
         group = _Group(
             [
@@ -87,7 +119,8 @@ def run_ranks(
         listener.close()
         signals.unblock()
         group.wait(signals)
-        return group.report()
+        group.report()
+        return group
 
 
 @dataclass
@@ -117,6 +150,9 @@ class _Group:
         self._ranks = ranks
         self._grace_seconds = grace_seconds
         self._quit_at: float | None = None
+        self.was_signalled = False
+        self.code = requeue.FAILED
+        """The verdict, or of the rank that failed first: 128 + n for a signal n. See `report`."""
 
     def wait(self, signals: SignalQueue) -> None:
         poll = select.poll()
@@ -128,6 +164,7 @@ class _Group:
             for fd, _ in poll.poll(self._milliseconds_left()):
                 if fd == signals.fd:
                     for number in signals.take():
+                        self.was_signalled = True
                         self._signal_all(_PASSED_ON[number])
                 else:
                     poll.unregister(fd)
@@ -136,11 +173,12 @@ class _Group:
                 self._quit_at = None
                 self._quit_the_rest()
 
-    def report(self) -> int:
-        """Say what went wrong, the first failure last, and return the exit code."""
+    def report(self) -> None:
+        """Find the exit code, and say what went wrong, the first failure last."""
         failed = [rank for rank in self._ranks if rank.code not in _VERDICTS]
         if not failed:
-            return next(v for v in _VERDICTS if v in {rank.code for rank in self._ranks})
+            self.code = next(v for v in _VERDICTS if v in {rank.code for rank in self._ranks})
+            return
         first = min(failed, key=_order_of_blame)
         for rank in failed:
             if rank is not first:
@@ -150,7 +188,7 @@ class _Group:
         if error is not None:
             print(error[1].rstrip(), file=sys.stderr)
         assert first.code is not None
-        return first.code if first.code > 0 else 128 - first.code
+        self.code = first.code if first.code > 0 else 128 - first.code
 
     def _milliseconds_left(self) -> float | None:
         if self._quit_at is None:

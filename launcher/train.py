@@ -86,5 +86,9 @@ def _start(
         requeue.write_status(environ, str(requeue.BAD_CONFIG))
         return requeue.BAD_CONFIG
     return spawn.run_local(
-        arguments, environ, ranks=ranks, grace_seconds=composed.launch.grace_seconds
+        arguments,
+        environ,
+        ranks=ranks,
+        grace_seconds=composed.launch.grace_seconds,
+        max_restarts=composed.launch.max_restarts,
     )

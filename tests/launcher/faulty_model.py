@@ -32,7 +32,11 @@ class FaultyGPT(GPT):
         self._forwards += 1
         if self._fault == "slow":
             time.sleep(_SLOW_SECONDS)
-        if self._strikes_here and self._forwards == self._at_forward:
+        if (
+            self._strikes_here
+            and self._forwards == self._at_forward
+            and not self._fired.exists()  # once in the life of the run
+        ):
             self._fired.touch()
             if self._fault == "raise":
                 raise RuntimeError("a fault that a test declared")

@@ -3,7 +3,8 @@
     python spawn_rank.py ACTION_OF_RANK_0 ACTION_OF_RANK_1 ...
 
 Actions: a number is an exit code; `killed` and `aborted` are deaths by a signal; `fails` leaves an
-error and exits with 1; `waits` goes on until a signal, which it says; `stuck` ignores all but QUIT.
+error and exits with 1; `waits` goes on until a signal, which it says; `stuck` ignores all but QUIT;
+`dies_of_a_signal` fails when one comes.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ def main() -> None:
         sys.exit(0)
     while not received or action == "stuck":
         signal.pause()
+    if action == "dies_of_a_signal":
+        sys.exit(1)
     say(f"rank {rank} got {signal.Signals(received[0]).name}")
     sys.exit(75)
 

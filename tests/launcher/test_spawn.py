@@ -19,15 +19,17 @@ RANK = str(Path(__file__).with_name("spawn_rank.py"))
 STARTER = (
     "import os, sys\n"
     "from launcher import spawn\n"
-    "command = [sys.executable, *sys.argv[2:]]\n"
-    "ranks = len(sys.argv) - 3\n"
-    "sys.exit(spawn.run_ranks(command, os.environ, ranks=ranks, grace_seconds=float(sys.argv[1])))"
+    "grace, restarts, *command = sys.argv[1:]\n"
+    "sys.exit(spawn.run_ranks([sys.executable, *command], os.environ, ranks=len(command) - 1,\n"
+    "                         grace_seconds=float(grace), max_restarts=int(restarts)))"
 )
 
 
-def start(actions: Sequence[str], grace_seconds: float = 30.0) -> subprocess.Popen[str]:
+def start(
+    actions: Sequence[str], grace_seconds: float = 30.0, max_restarts: int = 0
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", STARTER, str(grace_seconds), RANK, *actions],
+        [sys.executable, "-c", STARTER, str(grace_seconds), str(max_restarts), RANK, *actions],
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -36,9 +38,11 @@ def start(actions: Sequence[str], grace_seconds: float = 30.0) -> subprocess.Pop
     )
 
 
-def run(actions: Sequence[str], grace_seconds: float = 30.0) -> tuple[int, str, list[str]]:
+def run(
+    actions: Sequence[str], grace_seconds: float = 30.0, max_restarts: int = 0
+) -> tuple[int, str, list[str]]:
     """Return exit code, standard output and the lines of standard error."""
-    starter = start(actions, grace_seconds)
+    starter = start(actions, grace_seconds, max_restarts)
     output, errors = starter.communicate()
     return starter.returncode, output, errors.splitlines()
 
@@ -112,6 +116,32 @@ def test_a_stop_signal_reaches_every_rank(sent: int, arrives: str) -> None:
     output, errors = starter.communicate()
     assert starter.returncode == 75, errors
     assert sorted(output.splitlines()) == [f"rank {rank} got {arrives}" for rank in range(2)]
+
+
+def test_failed_ranks_are_started_again_as_often_as_it_is_allowed() -> None:
+    code, output, errors = run(["fails", "0"], max_restarts=2)
+    assert code == 1
+    assert output.count("rank 0 pid") == output.count("rank 1 pid") == 3
+    assert [line for line in errors if "starting again" in line] == [
+        f"everstep: starting again; {left} of launch.max_restarts=2 were left" for left in (2, 1)
+    ]
+    assert errors[-1] == "error of rank 0"
+
+
+@pytest.mark.parametrize("verdict", [0, 70, 75, 78])
+def test_a_verdict_is_never_started_again(verdict: int) -> None:
+    code, output, _ = run([str(verdict)], max_restarts=5)
+    assert code == verdict
+    assert output.count("rank 0 pid") == 1
+
+
+def test_ranks_that_fail_when_they_are_asked_to_stop_are_not_started_again() -> None:
+    starter = start(["waits", "dies_of_a_signal"], max_restarts=5)
+    rank_pids(starter, 2)
+    starter.terminate()
+    _, errors = starter.communicate()
+    assert starter.returncode == 1, errors
+    assert "starting again" not in errors
 
 
 def test_every_rank_is_reaped_before_the_starter_ends() -> None:

@@ -197,6 +197,18 @@ def test_one_ranks_exception_ends_the_run_and_is_the_last_thing_said(
     assert bits(directory).items() <= bits(reference).items()
 
 
+def test_a_failed_run_is_started_again_by_its_starter(reference: Path, tmp_path: Path) -> None:
+    directory, fired = tmp_path / "run", tmp_path / "fired"
+    fault = faulty("raise", rank=1, at_forward=15, fired=fired)
+    code, said = run(directory, *fault, "launch.max_restarts=1")
+    assert fired.exists()
+    assert code == 0, said
+    assert "everstep: starting again; 1 of launch.max_restarts=1 were left" in said
+    assert bits(directory) == bits(reference)
+    attempts = [r["attempt"] for r in records(directory, "attempts.jsonl") if r["event"] == "start"]
+    assert attempts == [0, 1]
+
+
 def test_a_step_that_never_ends_is_ended_with_every_threads_stack(tmp_path: Path) -> None:
     directory, fired = tmp_path / "run", tmp_path / "fired"
     code, said = run(
