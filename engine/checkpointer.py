@@ -104,13 +104,16 @@ class Checkpointer:
             accept: called on rank 0 with the manifest; may refuse it by raising a ResumeError.
 
         Returns the state to continue from, None on a fresh start. The random number generators are
-        restored last, so call this right before the first step.
+        restored last, so call this right before the first step. The checkpoint may have been saved
+        by any number of ranks; at another number than this run's the generators are derived anew
+        (`engine.checkpoint.rng.derive`), which is an event.
 
         Raises ResumeError, or CheckpointError where there is no room for what saving takes, on
         every rank alike.
         """
         whole = {**buffers(self._buffer_states()), **rng.capture()}
-        resumed = Resumer(self._session).resume(mode, whole, accept)
+        resumer = Resumer(self._session, full=self._options.verify_on_resume == "full")
+        resumed = resumer.resume(mode, whole, accept)
         manifest = resumed.manifest
         parent = None if manifest is None else manifest.save_id
         lineage = Lineage(resumed.history, parent, self._fingerprint)
@@ -120,7 +123,10 @@ class Checkpointer:
         self._prepare(tag_of(0 if manifest is None else manifest.step))
         if manifest is None:
             return None
-        rng.restore(resumed.rng)
+        if resumed.rng_is_own:
+            rng.restore(resumed.rng)
+        else:
+            rng.derive(resumed.rng, manifest.sample_offset, self._session.layout.rank)
         self._saved_step = self._saver.last_committed_step = manifest.step
         return ResumedState(
             manifest.tag,

@@ -16,6 +16,8 @@ class CheckpointOptions:
     commit_deadline_seconds  from rank 0's receipt to the last one; later the save is abandoned
     max_failures             saves that fail in a row before the run stops with the error
     when_busy                both images still being written when a save is due: "wait" or "skip"
+    verify_on_resume         "full" digests every shard of what is resumed from; "size" checks sizes
+                             and headers, and takes a flipped bit in the data for training state
     paranoid                 read each commit back and compare it with the state that was live
     writer_silence_seconds   a writer that says nothing for so long is killed and replaced
     bytes_per_second         cap of each writer's disk writes; None leaves them free
@@ -29,6 +31,7 @@ class CheckpointOptions:
     commit_deadline_seconds: float = 600.0
     max_failures: int = 3
     when_busy: str = "wait"
+    verify_on_resume: str = "full"
     paranoid: bool = False
     writer_silence_seconds: float = 60.0
     bytes_per_second: float | None = None
@@ -41,6 +44,8 @@ class CheckpointOptions:
             raise ValueError(f"max_failures is {self.max_failures}, wanted 1 or more")
         if self.when_busy not in ("wait", "skip"):
             raise ValueError(f"when_busy is {self.when_busy!r}, wanted wait or skip")
+        if self.verify_on_resume not in ("full", "size"):
+            raise ValueError(f"verify_on_resume is {self.verify_on_resume!r}, wanted full or size")
         for name in ("commit_deadline_seconds", "writer_silence_seconds", "bytes_per_second"):
             value = getattr(self, name)
             if value is not None and value <= 0:

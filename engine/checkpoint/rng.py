@@ -4,6 +4,7 @@ Python's and numpy's global Mersenne Twisters, torch's CPU generator, and the ac
 rank's device. Each is one or two entries `rng/<what>` of the shard.
 """
 
+import hashlib
 import random
 
 import numpy as np
@@ -50,6 +51,28 @@ def restore(states: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(states["rng/torch"])
     if _on_accelerator():
         get_accelerator().set_rng_state(states["rng/accelerator"])
+
+
+def derive(states: dict[str, torch.Tensor], sample_offset: int, rank: int) -> None:
+    """Seed every global generator of this process anew, for a run that goes on at other ranks.
+
+    The seeds are hashes of `states`, the sample offset and the rank: equal wherever the same
+    checkpoint is resumed at the same world size, and unlike those of any other rank or step.
+
+    Args:
+        states: of rank 0, as `capture` returned them; equal on all ranks.
+    """
+    material = hashlib.blake2b(f"{sample_offset}:{rank}".encode("ascii"))
+    for name in sorted(states):
+        material.update(states[name].contiguous().view(torch.uint8).numpy().tobytes())
+
+    def seed(generator: bytes, size: int) -> bytes:
+        return hashlib.blake2b(generator, digest_size=size, key=material.digest()).digest()
+
+    random.seed(int.from_bytes(seed(b"python", 32), "little"))
+    np.random.seed(np.frombuffer(seed(b"numpy", 32), dtype=np.uint32))
+    # torch wants it below 2^63; the accelerator's generator is seeded, too
+    torch.manual_seed(int.from_bytes(seed(b"torch", 8), "little") >> 1)
 
 
 def _on_accelerator() -> bool:

@@ -60,16 +60,8 @@ def read_header(source: int | bytes | bytearray | memoryview, file_size: int) ->
             file.
         OSError: the file cannot be read.
     """
-    (length,) = struct.unpack("<Q", _read(source, 0, LENGTH_BYTES, file_size))
-    data_offset = LENGTH_BYTES + length
-    if length > MAX_HEADER_BYTES or data_offset > file_size:
-        raise FormatError(
-            f"header length is {length} bytes; the file has {file_size}, the limit is "
-            f"{MAX_HEADER_BYTES}"
-        )
-    if data_offset % DATA_ALIGNMENT:
-        raise FormatError(f"data begin at byte {data_offset}; wanted a multiple of 4096")
-    text = _read(source, LENGTH_BYTES, length, file_size).rstrip(b" ")
+    data_offset = data_offset_of(source, file_size)
+    text = _read(source, LENGTH_BYTES, data_offset - LENGTH_BYTES, file_size).rstrip(b" ")
     if not (text.startswith(b"{") and text.endswith(b"}")):
         raise FormatError("the header is not a JSON object padded by spaces")
     fields = sealed.parse(text, "header")
@@ -79,6 +71,20 @@ def read_header(source: int | bytes | bytearray | memoryview, file_size: int) ->
     }
     _check_tiling(entries, data_offset, file_size)
     return ShardHeader(metadata, entries, data_offset)
+
+
+def data_offset_of(source: int | bytes | bytearray | memoryview, file_size: int) -> int:
+    """Return where a shard says that its data begin. Arguments and errors as for `read_header`."""
+    (length,) = struct.unpack("<Q", _read(source, 0, LENGTH_BYTES, file_size))
+    data_offset: int = LENGTH_BYTES + length
+    if length > MAX_HEADER_BYTES or data_offset > file_size:
+        raise FormatError(
+            f"header length is {length} bytes; the file has {file_size}, the limit is "
+            f"{MAX_HEADER_BYTES}"
+        )
+    if data_offset % DATA_ALIGNMENT:
+        raise FormatError(f"data begin at byte {data_offset}; wanted a multiple of 4096")
+    return data_offset
 
 
 def check_metadata(header: ShardHeader, save_id: str, rank: int, world_size: int) -> None:

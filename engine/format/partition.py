@@ -4,7 +4,7 @@ The split is ZeRO-3's (DeepSpeed 0.19.8, ``zero/partition_parameters.py``): the 
 parameter in equal pieces of ``ceil(numel / world_size)``; trailing ranks may own less, or nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 Range = tuple[int, int]
 """A half-open range of indices, [begin, end)."""
@@ -24,6 +24,22 @@ def slice_of(numel: int, world_size: int, rank: int) -> Range:
     piece = piece_of(numel, world_size)
     begin = min(rank * piece, numel)
     return begin, min(begin + piece, numel)
+
+
+def parts_of(numel: int, world_size: int, begin: int, end: int) -> Iterator[tuple[int, Range]]:
+    """Yield which rank owns which of the elements [begin, end) of a parameter, ascending.
+
+    Each item is a rank and a range of the flattened parameter's elements; none is empty. Takes time
+    in the number of ranks that own some, not in their elements or in the size of the world.
+    """
+    if not 0 <= begin <= end <= numel:
+        raise ValueError(f"elements [{begin}, {end}) of a parameter of {numel}")
+    piece = piece_of(numel, world_size)
+    while begin < end:
+        rank = begin // piece
+        stop = min((rank + 1) * piece, end)
+        yield rank, (begin, stop)
+        begin = stop
 
 
 def ranges_of(indices: Iterable[int]) -> tuple[Range, ...]:

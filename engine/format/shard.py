@@ -24,7 +24,13 @@ from engine.format.entry import (
     metadata_of,
 )
 from engine.format.errors import FormatError
-from engine.format.header import ShardHeader, StoredEntry, check_metadata, read_header
+from engine.format.header import (
+    ShardHeader,
+    StoredEntry,
+    check_metadata,
+    data_offset_of,
+    read_header,
+)
 
 __all__ = [
     "METADATA_ROOM_BYTES",
@@ -33,6 +39,7 @@ __all__ = [
     "ShardPlan",
     "StoredEntry",
     "check_metadata",
+    "data_offset_of",
     "metadata_of",
     "read_header",
 ]

@@ -91,7 +91,7 @@ def verify_shard(
             if not _is_another_shard(fd, size, manifest, rank):
                 _check("file size", size, record.size_bytes)
             part = "header"
-            _check_header(fd, size, manifest, rank)
+            check_header(fd, size, manifest, rank)
             if full:
                 part = "data"
                 _check("digest", digest_file(fd, 0, size, progress), record.digest)
@@ -111,12 +111,24 @@ def _is_another_shard(fd: int, size: int, manifest: Manifest, rank: int) -> bool
     return header.metadata != shard.metadata_of(manifest.save_id, rank, manifest.world_size)
 
 
-def _check_header(fd: int, size: int, manifest: Manifest, rank: int) -> None:
-    """Check a shard's header; its own reading first, because that says most about what is wrong."""
+def check_header(fd: int, size: int, manifest: Manifest, rank: int) -> shard.ShardHeader:
+    """Check the header of an open shard against the manifest, and return it.
+
+    Its own reading comes before its digest, because that says most about what is wrong; but not
+    before its length: what a shard says of itself bounds neither memory nor time.
+
+    Args:
+        size: of the whole file, in bytes.
+
+    Raises:
+        FormatError: it is damaged, or not the header of the shard of `rank`; without the file's
+            name.
+        OSError: it cannot be read.
+    """
     record = manifest.shards[rank]
+    _check("header length", shard.data_offset_of(fd, size), record.data_offset)
     header = shard.read_header(fd, size)
     shard.check_metadata(header, manifest.save_id, rank, manifest.world_size)
-    _check("length", header.data_offset, record.data_offset)
     wanted = {e.name: (e.dtype, e.shape) for e in entries_of_manifest(manifest, rank)}
     found = {name: (entry.dtype, entry.shape) for name, entry in header.entries.items()}
     for name in sorted(wanted.keys() | found.keys()):
@@ -125,7 +137,8 @@ def _check_header(fd: int, size: int, manifest: Manifest, rank: int) -> None:
                 f"entry {name}: {_shape(found.get(name))}, the manifest implies "
                 f"{_shape(wanted.get(name))}"
             )
-    _check("digest", digest_file(fd, 0, record.data_offset), record.header_digest)
+    _check("header digest", digest_file(fd, 0, record.data_offset), record.header_digest)
+    return header
 
 
 def _check(what: str, found: object, wanted: object) -> None:

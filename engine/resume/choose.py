@@ -27,6 +27,10 @@ class Candidate:
     manifest: Manifest
     path: str
 
+    def directory_of(self, shard: int) -> str:
+        """Return the directory in which the shard of rank `shard` lies."""
+        return self.path
+
 
 @dataclass
 class Choice:

@@ -2,8 +2,8 @@
 
 ResumeError
 |- NothingToResumeError   a checkpoint was demanded, and there is none, or none intact
-|- DamagedShardError      this rank cannot read its part of a checkpoint
-`- MismatchError          the checkpoint is of another model, optimizer or world size
+|- DamagedShardError      a file of a checkpoint is damaged, missing, or another save's
+`- MismatchError          the checkpoint is of another model or optimizer
 """
 
 
@@ -20,4 +20,4 @@ class DamagedShardError(ResumeError):
 
 
 class MismatchError(ResumeError):
-    """The checkpoint is of another model, optimizer or world size."""
+    """The checkpoint is of another model or optimizer."""

@@ -1,10 +1,11 @@
 """Hand a checked checkpoint to DeepSpeed, in the shape that it would have read from its own files.
 
-One rank, same world size. DeepSpeed 0.19.8 restores fp32 masters and optimizer state from the
+One rank, the live world size. DeepSpeed 0.19.8 restores fp32 masters and optimizer state from the
 optimizer's dict and rebuilds the training copy from the masters, bit for bit; buffers, frozen
 slices, counters and the scheduler come from the model's dict.
 """
 
+import logging
 import os
 from typing import Any
 
@@ -12,27 +13,36 @@ import torch
 
 from engine.checkpoint.deepspeed_engine import StateDicts
 from engine.checkpoint.session import Session
-from engine.checkpoint.zero3 import Layout, Piece
+from engine.checkpoint.zero3 import Layout
 from engine.format import tree
 from engine.format.dtypes import TORCH_NAME
 from engine.format.manifest import Manifest
-from engine.format.partition import indices_of, piece_of
-from engine.resume.errors import MismatchError
-from engine.resume.shard_reader import ShardReader
+from engine.resume.targets import MASTER, Targets
+from engine.resume.validate import training_dtypes
 
-_FP32_FLAT_GROUPS = "fp32_flat_groups"
+logger = logging.getLogger(__name__)
+
+_ZERO_KEYS = ("dynamic_loss_scale", "overflow")
 
 
-def restore(session: Session, manifest: Manifest, path: str, reader: ShardReader) -> dict[str, Any]:
+def restore(session: Session, manifest: Manifest, path: str, targets: Targets) -> dict[str, Any]:
     """Load the checkpoint at `path` into the session's engine; return its client state. Collective.
 
-    Everything was validated before: what fails in here leaves the engine unusable.
+    `targets` hold what was read of it. Everything was validated before: what fails in here leaves
+    the engine unusable.
     """
     ds_engine, layout = session.ds_engine, session.layout
     state = tree.decode(manifest.state)
+    counters = state["deepspeed"]
     states = StateDicts(
-        model=_model_states(ds_engine, layout, state["deepspeed"], reader),
-        optimizer=_optimizer_states(ds_engine, layout, manifest, state["deepspeed"], reader),
+        model=_model_states(ds_engine, layout, counters, targets),
+        optimizer={
+            "optimizer_state_dict": {
+                **_loss_scaling(session, manifest, counters),
+                "optimizer_state_dict": _packed_optimizer(layout, manifest, targets),
+                "fp32_flat_groups": [flats[MASTER] for flats in targets.flats],
+            }
+        },
     )
     with session.checkpoint_engine.handing_out(states):
         ds_engine.load_checkpoint(os.path.dirname(path), tag=os.path.basename(path))
@@ -41,15 +51,14 @@ def restore(session: Session, manifest: Manifest, path: str, reader: ShardReader
 
 
 def _model_states(
-    ds_engine: Any, layout: Layout, counters: dict[str, Any], reader: ShardReader
+    ds_engine: Any, layout: Layout, counters: dict[str, Any], targets: Targets
 ) -> dict[str, Any]:
     module = ds_engine.module_state_dict()  # every parameter an empty placeholder, as DeepSpeed has
     for name in ds_engine._get_buffer_names():
-        module[name] = reader.tensor(f"buffer/{name}")
+        module[name] = targets.whole[f"buffer/{name}"]
     fragments = {
-        parameter.name: _padded(
-            reader.tensor(f"frozen/{parameter.name}"),
-            piece_of(torch.Size(parameter.shape).numel(), layout.world_size),
+        parameter.name: targets.frozen[parameter.name].to(
+            getattr(torch, TORCH_NAME[parameter.dtype])
         )
         for parameter in layout.frozen
     }
@@ -63,55 +72,15 @@ def _model_states(
     }
 
 
-def _optimizer_states(
-    ds_engine: Any,
-    layout: Layout,
-    manifest: Manifest,
-    counters: dict[str, Any],
-    reader: ShardReader,
-) -> dict[str, Any]:
-    dtypes = [
-        TORCH_NAME[str(layout.parameters[pieces[0].index].master_dtype)]
-        for pieces in layout.sub_groups
-    ]
-    flats = [
-        _flat("master", layout, i, getattr(torch, dtype), reader) for i, dtype in enumerate(dtypes)
-    ]
-    packed = _packed_optimizer(layout, manifest, reader)
-    return {
-        "optimizer_state_dict": {
-            "loss_scaler": _loss_scaler(ds_engine, counters["loss_scaler"]),
-            "dynamic_loss_scale": counters["dynamic_loss_scale"],
-            "overflow": counters["overflow"],
-            "optimizer_state_dict": packed,
-            _FP32_FLAT_GROUPS: flats,
-        }
-    }
-
-
-def _packed_optimizer(layout: Layout, manifest: Manifest, reader: ShardReader) -> dict[str, Any]:
+def _packed_optimizer(layout: Layout, manifest: Manifest, targets: Targets) -> dict[str, Any]:
     """Return torch's form: state by number, and groups that list their numbers."""
-    scalars: dict[int, Any] = {}
-    for run in manifest.optimizer.scalars:
-        scalars.update(dict.fromkeys(range(*run.parameters), run.values))
-    has_key = {
-        (index, key.key): key.dtype
-        for key in manifest.optimizer.state_keys
-        for index in indices_of(key.parameters)
-    }
-    keys = list(dict.fromkeys(key.key for key in manifest.optimizer.state_keys))
     state: dict[int, dict[str, Any]] = {}
     numbers: list[list[int]] = [[] for _ in manifest.param_groups]
-    for sub_group, pieces in enumerate(layout.sub_groups):
-        number = sub_group  # DeepSpeed makes sub-groups in the order of the param groups
-        numbers[layout.groups[sub_group]].append(number)
-        first = pieces[0].index
-        values = _same_for_all(scalars, pieces)
-        entry: dict[str, Any] = {} if values is None else tree.decode(values)
-        for key in keys:
-            if (first, key) in has_key:
-                dtype = getattr(torch, TORCH_NAME[has_key[first, key]])
-                entry[key] = _flat(key, layout, sub_group, dtype, reader)
+    for number, group in enumerate(layout.groups):  # DeepSpeed numbers sub-groups group by group
+        numbers[group].append(number)
+        scalars = targets.scalars[number]
+        entry: dict[str, Any] = {} if scalars is None else tree.decode(scalars)
+        entry.update((k, flat) for k, flat in targets.flats[number].items() if k != MASTER)
         if entry:
             state[number] = entry
     groups = [
@@ -121,43 +90,27 @@ def _packed_optimizer(layout: Layout, manifest: Manifest, reader: ShardReader) -
     return {"state": state, "param_groups": groups}
 
 
-def _same_for_all(scalars: dict[int, Any], pieces: tuple[Piece, ...]) -> Any:
-    values = [scalars.get(piece.index) for piece in pieces]
-    if any(value != values[0] for value in values):
-        raise MismatchError(
-            "the optimizer's state differs inside one sub-group: sub_group_size is not the one "
-            "that the checkpoint was saved with. Restore deepspeed.zero_optimization.sub_group_size"
+def _loss_scaling(session: Session, manifest: Manifest, counters: dict[str, Any]) -> dict[str, Any]:
+    """Return DeepSpeed's loss scaler and what goes with it, set to what was stored.
+
+    The live scaler, by reference, as DeepSpeed keeps it. A scale means something in the precision
+    and to the kind of scaler that found it only: elsewhere the live one stays as it is.
+    """
+    optimizer = session.ds_engine.optimizer
+    scaler, stored = optimizer.loss_scaler, counters["loss_scaler"]
+    was = (stored["kind"], *training_dtypes(manifest.parameters))
+    now = (type(scaler).__name__, *training_dtypes(session.layout.parameters))
+    if was != now:
+        reason = (
+            f"the loss scale is not carried over: it was {stored['cur_scale']:g} of a "
+            f"{', '.join(was)}, this run has a {', '.join(now)} and begins with "
+            f"{scaler.cur_scale:g}"
         )
-    return values[0]
-
-
-def _flat(
-    kind: str, layout: Layout, sub_group: int, dtype: torch.dtype, reader: ShardReader
-) -> torch.Tensor:
-    """Return one sub-group's flat tensor; its padding, which is never read, is zero."""
-    flat = torch.zeros(layout.flat_numel(sub_group), dtype=dtype)
-    for piece in layout.sub_groups[sub_group]:
-        name = f"{kind}/{layout.parameters[piece.index].name}"
-        flat[piece.begin : piece.begin + piece.valid] = reader.tensor(name)
-    return flat
-
-
-def _padded(values: torch.Tensor, length: int) -> torch.Tensor:
-    padded = torch.zeros(length, dtype=values.dtype)
-    padded[: values.numel()] = values
-    return padded
-
-
-def _loss_scaler(ds_engine: Any, stored: dict[str, Any]) -> Any:
-    """Set the live loss scaler, which DeepSpeed keeps by reference, to what was stored."""
-    scaler = ds_engine.optimizer.loss_scaler
-    kind = type(scaler).__name__
-    if stored["kind"] != kind:
-        raise MismatchError(
-            f"the checkpoint has a {stored['kind']}, this run a {kind}: the precision differs. "
-            "Restore the deepspeed.fp16 or deepspeed.bf16 settings it was trained with"
-        )
+        if session.rank == 0:
+            logger.warning("%s", reason)
+        session.emit("loss_scale_not_carried", tag=manifest.tag, reason=reason)
+        return {"loss_scaler": scaler, **{key: getattr(optimizer, key) for key in _ZERO_KEYS}}
     for name, value in stored.items():
         if name != "kind":
             setattr(scaler, name, value)
-    return scaler
+    return {"loss_scaler": scaler, **{key: counters[key] for key in _ZERO_KEYS}}

@@ -1,8 +1,9 @@
 """Continue from a checkpoint, agreed by all ranks. Collective; training thread.
 
-Rank 0 takes over what older attempts left and proposes candidates; every rank checks its own part;
-the first candidate that is whole on all ranks is restored. Only then is the attempt's line of
-history recorded, so that a start that fails moves nothing.
+Rank 0 takes over what older attempts left and proposes candidates; every rank reads its own part of
+one, at whatever world size it was saved, and checks its share of the shards; the first candidate
+that is whole on all ranks is restored. Only then is the attempt's line of history recorded, so that
+a start that fails moves nothing.
 """
 
 import logging
@@ -20,7 +21,7 @@ from engine.format.errors import FormatError
 from engine.format.manifest import Manifest
 from engine.protocol import history, takeover
 from engine.protocol.history import History
-from engine.resume import restore, validate
+from engine.resume import reshard, restore, validate
 from engine.resume.choose import Candidate, Choice, choose
 from engine.resume.errors import (
     DamagedShardError,
@@ -29,6 +30,7 @@ from engine.resume.errors import (
     ResumeError,
 )
 from engine.resume.shard_reader import ShardReader
+from engine.resume.targets import Targets
 
 logger = logging.getLogger(__name__)
 
@@ -40,19 +42,35 @@ class Resumed:
     """What was restored, and the line of history that the attempt stands on.
 
     manifest, client_state, rng  None, {} and {} on a fresh start
+    rng_is_own  whether `rng` are this rank's generators; else those of rank 0 of another world size
     """
 
     history: History
     manifest: Manifest | None
     client_state: dict[str, Any]
     rng: dict[str, torch.Tensor]
+    rng_is_own: bool
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What this rank has read of a candidate that is whole on all ranks."""
+
+    candidate: Candidate
+    targets: Targets
+    bytes_read: int
 
 
 class Resumer:
-    """Resumes one DeepSpeed engine, once."""
+    """Resumes one DeepSpeed engine, once.
 
-    def __init__(self, session: Session) -> None:
+    Args:
+        full: whether every shard is digested; else sizes and headers are checked.
+    """
+
+    def __init__(self, session: Session, *, full: bool) -> None:
         self._session = session
+        self._full = full
         self._agreement = session.agreement
         self._choice = Choice([], walks_back=False)  # rank 0's; the others are told one at a time
 
@@ -72,17 +90,15 @@ class Resumer:
         started = time.monotonic()
         proposals = self._agreement.on_rank_0(lambda: self._take_over(mode), _ERRORS)
         for index in range(proposals):
-            candidate = self._propose(index, accept)
-            reader = self._open(candidate, whole)
-            if reader is not None:
-                with reader:
-                    return self._restore(candidate, reader, started)
+            read = self._read(self._propose(index, accept), whole)
+            if read is not None:
+                return self._restore(read, whole, started)
         if proposals:
             raise NothingToResumeError(
                 f"resume={mode}: no checkpoint in {self._session.directory.root} is intact; the "
                 "log names the damaged files. To start from scratch all the same, set resume=never"
             )
-        return Resumed(self._begin(None), None, {}, {})
+        return Resumed(self._begin(None), None, {}, {}, True)
 
     def _take_over(self, mode: str) -> int:
         """On rank 0: adopt, sweep, choose. Returns how many candidates there are."""
@@ -111,23 +127,18 @@ class Resumer:
         told = self._agreement.on_rank_0(propose, _ERRORS)
         return Candidate(Manifest.from_bytes(told["manifest"].encode(), told["path"]), told["path"])
 
-    def _open(self, candidate: Candidate, whole: dict[str, torch.Tensor]) -> ShardReader | None:
-        """Check a candidate on all ranks; None if it is damaged and the next may be tried."""
-        reader, severity, reason = None, Severity.NONE, ""
-        group_count = len(self._session.ds_engine.optimizer.optimizer.param_groups)
+    def _read(self, candidate: Candidate, whole: dict[str, torch.Tensor]) -> _Read | None:
+        """Read a candidate on all ranks; None if it is damaged and the next may be tried."""
+        read, severity, reason = None, Severity.NONE, ""
         try:
-            kind = optimizer_kind(self._session.ds_engine)
-            validate.check(candidate.manifest, self._session.layout, kind, group_count, whole)
-            reader = ShardReader(candidate.manifest, candidate.path, self._session.layout.rank)
+            read = self._read_mine(candidate, whole)
         except MismatchError as error:
             severity, reason = Severity.STOP, str(error)
         except DamagedShardError as error:
             severity, reason = Severity.SKIP, str(error)
         verdict = self._agreement.reach(severity, reason)
         if verdict.severity is Severity.NONE:
-            return reader
-        if reader is not None:
-            reader.close()
+            return read
         if verdict.severity is Severity.STOP:
             raise MismatchError(str(verdict))
         logger.error("%s is damaged: %s", candidate.manifest.tag, verdict)
@@ -139,20 +150,53 @@ class Resumer:
             )
         return None
 
-    def _restore(self, candidate: Candidate, reader: ShardReader, started: float) -> Resumed:
-        manifest = candidate.manifest
-        client_state = restore.restore(self._session, manifest, candidate.path, reader)
-        names = [entry.name for entry in manifest.whole_entries]
-        rng = {name: reader.tensor(name) for name in names if name.startswith("rng/")}
+    def _read_mine(self, candidate: Candidate, whole: dict[str, torch.Tensor]) -> _Read:
+        manifest, layout = candidate.manifest, self._session.layout
+        group_count = len(self._session.ds_engine.optimizer.optimizer.param_groups)
+        kind = optimizer_kind(self._session.ds_engine)
+        validate.check(manifest, layout, kind, group_count, whole)
+        wanted = validate.wanted_whole(manifest, layout, whole)
+        targets = Targets.of(manifest, layout, [entry.name for entry in wanted])
+        checkers = reshard.checkers(manifest.world_size, layout.world_size)
+        mine = {shard for shard, rank in enumerate(checkers) if rank == layout.rank}
+        with ShardReader(candidate, full=self._full) as reader:
+            reader.read(targets.takes, targets.tensors, mine)
+            return _Read(candidate, targets, reader.bytes_read)
+
+    def _restore(self, read: _Read, whole: dict[str, torch.Tensor], started: float) -> Resumed:
+        manifest, targets = read.candidate.manifest, read.targets
+        saved_by, world_size = manifest.world_size, self._session.layout.world_size
+        client_state = restore.restore(self._session, manifest, read.candidate.path, targets)
+        self._say_what_changed(manifest, whole)
         line = self._begin(manifest)
         self._session.emit(
             "resumed",
             tag=manifest.tag,
             step=manifest.step,
-            bytes=manifest.shards[self._session.layout.rank].size_bytes,
+            saved_by_ranks=saved_by,
+            ranks=world_size,
+            bytes=read.bytes_read,
             seconds=time.monotonic() - started,
         )
-        return Resumed(line, manifest, client_state, rng)
+        rng = {name: state for name, state in targets.whole.items() if name.startswith("rng/")}
+        return Resumed(line, manifest, client_state, rng, saved_by == world_size)
+
+    def _say_what_changed(self, manifest: Manifest, whole: dict[str, torch.Tensor]) -> None:
+        """What cannot be as it was is an event on every rank, and a line of rank 0's log."""
+        reasons = {}
+        if manifest.world_size != self._session.layout.world_size:
+            reasons["rng_derived"] = (
+                f"{manifest.tag} was saved by {manifest.world_size} ranks, this run has "
+                f"{self._session.layout.world_size}: its random number generators are derived anew "
+                "from those of rank 0, the sample offset and the rank"
+            )
+        rounded = validate.conversions(manifest, self._session.layout, whole)
+        if rounded:
+            reasons["converted"] = f"{manifest.tag}: {'; '.join(rounded)}"
+        for event, reason in reasons.items():
+            if self._session.rank == 0:
+                logger.warning("%s", reason)
+            self._session.emit(event, tag=manifest.tag, reason=reason)
 
     def _begin(self, manifest: Manifest | None) -> History:
         """Record the attempt's line of history, and set aside the tags that are off it."""
