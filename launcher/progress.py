@@ -90,6 +90,7 @@ class Progress:
             return
         self._directory.metrics.append(
             {
+                "time": _now(),
                 "attempt": self.attempt,
                 "step": report.step,
                 "loss": report.loss,
@@ -113,8 +114,7 @@ class Progress:
         details = ", ".join(f"{k}={v}" for k, v in event.items() if k != "event" and v is not None)
         logger.log(level, "%s: %s", name, details)
         if self._directory is not None:
-            now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
-            self._directory.events.append({"time": now, "attempt": self.attempt, **event})
+            self._directory.events.append({"time": _now(), "attempt": self.attempt, **event})
 
     def say(self, text: str) -> None:
         """Write one line for people, once, from rank 0."""
@@ -145,3 +145,7 @@ class Progress:
             return False
         self._last_line_at = now
         return True
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
