@@ -3,7 +3,7 @@
 import datetime
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from engine.format.manifest import Manifest, Parameter
@@ -20,16 +20,19 @@ _RIGHT = ("STEP", "SAMPLES", "ATTEMPT", "RANKS", "SIZE", "AGE")
 
 def table(listed: Sequence[Listed], now: datetime.datetime) -> list[str]:
     """Return the lines of a listing, headings first."""
-    rows = [_HEADINGS, *(_row(one, now) for one in listed)]
+    return aligned([_HEADINGS, *(_row(one, now) for one in listed)], right=_RIGHT)
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> list[str]:
+    """Return a table's lines; `rows` has the headings first, `right` names the flush right ones."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    aligned = [
-        [
-            cell.rjust(width) if heading in _RIGHT else cell.ljust(width)
-            for cell, width, heading in zip(row, widths, _HEADINGS, strict=True)
-        ]
+    return [
+        "  ".join(
+            cell.rjust(width) if heading in right else cell.ljust(width)
+            for cell, width, heading in zip(row, widths, rows[0], strict=True)
+        ).rstrip()
         for row in rows
     ]
-    return ["  ".join(row).rstrip() for row in aligned]
 
 
 def summary(manifest: Manifest, path: str) -> list[str]:

@@ -2,13 +2,13 @@
 
 Decides from the environment whether this process is a rank or the one that starts the ranks, and
 does no more than that before it forks: a rank's outer process becomes its keeper, which must stay
-small. Imports nothing heavy.
+small. Imports nothing heavy. `everstep status` and its like are tools: neither.
 """
 
 import os
 import sys
 
-from launcher import keeper, overrides, packages, requeue, topology
+from launcher import keeper, overrides, packages, requeue, tools, topology
 from launcher.errors import ConfigError
 from launcher.rank import RankProcess
 from launcher.stop import StopRequest
@@ -18,6 +18,8 @@ def main() -> int:
     """Run this process to its end and return its exit code."""
     try:
         packages.check()
+        if tools.is_tool(sys.argv[1:]):
+            return tools.run(sys.argv[1:])
         arguments, local_rank = overrides.split_local_rank(sys.argv[1:])
         place = topology.detect(os.environ)
         if local_rank is not None:

@@ -1,0 +1,101 @@
+"""Whether a run is alive, and what it is saving, from its checkpoint directory. Reads only.
+
+On the host that the run is on, its processes are looked up; from another host only the age of the
+newest beat can be told, by this host's clock and the file server's.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+
+from engine.format import names
+from engine.format.errors import FormatError
+from engine.protocol.layout import OPEN, CheckpointDirectory
+from engine.protocol.owner import Beat, Owner, Place, start_ticks
+
+RUNNING = "running"
+FINISHING = "finishing"
+ENDED = "ended"
+UNKNOWN = "unknown"
+
+_SILENT_SECONDS = 45.0  # the default lease, after which another start may take over
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A save that is not committed yet; `receipts` of its `world_size` ranks are durable."""
+
+    tag: str
+    receipts: int
+    world_size: int
+
+
+@dataclass(frozen=True)
+class Life:
+    """What can be told of a run's newest attempt.
+
+    state      running, finishing (the trainers have ended, the writers have not), ended, or unknown
+    words      the same for people, with the host
+    in_flight  its saves that are not committed yet
+    """
+
+    state: str
+    words: str
+    in_flight: tuple[InFlight, ...] = ()
+
+
+def life_of(directory: CheckpointDirectory) -> Life:
+    """Return what can be told of the run that keeps its checkpoints in `directory`."""
+    numbers = [int(name) for name in _listing(directory.attempts) if name.isdigit()]
+    if not numbers:
+        return Life(ENDED, "has never come as far as holding its checkpoint directory")
+    attempt = directory.attempt(max(numbers))
+    listed = _listing(attempt.path)
+    if OPEN not in listed:
+        return Life(ENDED, "has ended")
+    try:
+        with open(attempt.owner, "rb") as file:
+            owner = Owner.from_bytes(file.read(), attempt.owner)
+    except (OSError, FormatError) as error:
+        return Life(UNKNOWN, f"cannot be told: {error}")
+    in_flight = tuple(_in_flight(attempt.open, owner.world_size))
+    beat = Beat.newest(listed)
+    if owner.place == Place.here():
+        if start_ticks(owner.pid) == owner.start_ticks:
+            return Life(RUNNING, f"running on this host, process {owner.pid}", in_flight)
+        if beat is not None and start_ticks(beat.pid) == beat.start_ticks:
+            return Life(FINISHING, "has ended; its writers still write what was staged", in_flight)
+        return Life(ENDED, "died without a word", in_flight)
+    age = None if beat is None else _age_of(os.path.join(attempt.path, beat.name()))
+    if age is None:
+        return Life(UNKNOWN, f"cannot be told: {owner.place.host} has left no beat", in_flight)
+    if age > _SILENT_SECONDS:
+        return Life(ENDED, f"{owner.place.host} has been silent for {age:.0f} s", in_flight)
+    return Life(RUNNING, f"running on {owner.place.host}, last beat {age:.0f} s ago", in_flight)
+
+
+def _in_flight(path: str, world_size: int) -> list[InFlight]:
+    saves = []
+    for name in _listing(path):
+        saved = names.save_of(name)
+        if saved is not None:
+            inside = set(_listing(os.path.join(path, name)))
+            there = sum(
+                names.receipt_name(rank, world_size) in inside for rank in range(world_size)
+            )
+            saves.append(InFlight(saved[0], there, world_size))
+    return saves
+
+
+def _age_of(path: str) -> float | None:
+    try:
+        return max(0.0, time.time() - os.stat(path).st_ctime)  # a rename changes ctime, not mtime
+    except OSError:
+        return None
+
+
+def _listing(path: str) -> list[str]:
+    try:
+        return sorted(os.listdir(path))
+    except OSError:
+        return []
