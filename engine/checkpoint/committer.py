@@ -1,5 +1,8 @@
 """Rank 0's commits: which saves wait for receipts, and what becomes of each of them.
 
+In the local tier a save is committed twice: when all ranks have it on their nodes' own disks, and
+when all of it is in the shared directory.
+
 Runs in the writer process of rank 0, on its main thread, between the seals. No collective: that the
 other ranks are done is read from the save's directory.
 """
@@ -13,7 +16,7 @@ from typing import Any
 from engine.format import names
 from engine.format.errors import FormatError
 from engine.format.manifest import Manifest
-from engine.protocol import commit, files, history, retention
+from engine.protocol import commit, files, history, local, retention
 from engine.protocol.commit import Published
 from engine.protocol.layout import CheckpointDirectory
 from engine.protocol.retention import Committed, Retention
@@ -29,14 +32,17 @@ _RANKS_LISTED_PER_SECOND = 2000
 class _Save:
     """A save of rank 0 that waits for the receipts of all ranks.
 
-    `failure` is why rank 0 itself has none to give. Times are of the host's monotonic clock.
+    `failure` is why rank 0 itself has none to give. `deadline` is None until it has given one, or
+    failed. `is_local` says that its commit in the local tier is still to come. Times are of the
+    host's monotonic clock.
     """
 
     name: str
     draft: dict[str, Any]
     sealed_at: float
-    deadline: float
-    failure: str | None
+    deadline: float | None = None
+    failure: str | None = None
+    is_local: bool = False
 
     @property
     def save_id(self) -> str:
@@ -79,6 +85,16 @@ class Committer:
         """Whether a save waits for its receipts."""
         return bool(self._pending)
 
+    def add_local(self, name: str, draft: dict[str, Any], sealed_at: float) -> None:
+        """Watch for the local tier's receipts of the save in directory `name`; `add` comes later.
+
+        There is no deadline for them: the commit in the shared directory ends the wait.
+        """
+        save = _Save(name, draft, sealed_at)
+        save.is_local = not local.is_published(self._directory, save.save_id)
+        self._pending[name] = save
+        self.serve()
+
     def add(
         self, name: str, draft: dict[str, Any], sealed_at: float, failure: str | None = None
     ) -> None:
@@ -88,14 +104,18 @@ class Committer:
         `failure` is only waited for: abandoned while other ranks still write to it, it would be
         made anew by them and stay.
         """
-        deadline = self._clock() + self._deadline_seconds
-        self._pending[name] = _Save(name, draft, sealed_at, deadline, failure)
+        save = self._pending.setdefault(name, _Save(name, draft, sealed_at))
+        save.deadline, save.failure = self._clock() + self._deadline_seconds, failure
         self.serve()
 
     def serve(self) -> None:
         """Commit or abandon what it is time for; then poll more slowly while nothing moves."""
         moved = False
         for save in list(self._pending.values()):
+            if save.is_local:
+                moved = self._serve_local(save) or moved
+            if save.deadline is None:
+                continue
             try:
                 moved = self._serve_commit(save) or moved
             except (OSError, FormatError) as error:
@@ -103,6 +123,35 @@ class Committer:
                 moved = True
         slower = min(self.poll_seconds * 1.5, self._slowest_poll_seconds)
         self.poll_seconds = _POLL_SECONDS if moved else slower
+
+    def _serve_local(self, save: _Save) -> bool:
+        """Commit a save in the local tier if all receipts are there; tell whether that is settled.
+
+        Nothing that goes wrong here costs the save: it is on its way to the shared directory.
+        """
+        path = self._attempt.local_receipts(save.name)
+        try:
+            listed = files.fresh_listing(path)
+            if not listed or commit.missing_receipts(listed, self._world_size):
+                return False
+            save.is_local = False
+            receipts = commit.read_receipts(
+                path, self._world_size, save.save_id, beside_shards=False
+            )
+            if receipts is None:
+                return True
+            outcome = local.publish(self._directory, path, save.draft, receipts, self._number)
+        except (OSError, FormatError) as error:
+            save.is_local = False
+            self._log(f"{save.save_id}: not committed in the local tier: {error}")
+            self._tell("local_failed", save_id=save.save_id, reason=f"not committed: {error}")
+            return True
+        self._log(f"{save.save_id}: local tier: {outcome.value}")
+        if outcome is Published.DONE:
+            size = sum(receipt.size_bytes for receipt in receipts)
+            seconds = self._clock() - save.sealed_at
+            self._tell("committed_locally", save_id=save.save_id, bytes=size, seconds=seconds)
+        return True
 
     def _serve_commit(self, save: _Save) -> bool:
         """Commit or abandon one pending save if it is time to; tell whether it is settled."""
@@ -131,7 +180,7 @@ class Committer:
             reasons.append(f"ranks {failed} could not write their shard; their logs say why")
         if left:
             reasons.append(f"the writers of ranks {left} have left without a receipt")
-        if silent and self._clock() < save.deadline:
+        if silent and save.deadline is not None and self._clock() < save.deadline:
             return None
         if silent:
             seconds = self._deadline_seconds
@@ -168,7 +217,7 @@ class Committer:
             size = sum(receipt.size_bytes for receipt in receipts or ())
             self._tell("committed", save_id=save.save_id, bytes=size, seconds=seconds)
             if outcome is Published.DONE:
-                self._tidy(save.draft)
+                self._tidy(save)
         elif outcome is Published.TAKEN:
             self.abandon(save.name, save.save_id, "another save of this run holds its tag")
         elif commit.is_taken_over(self._directory, self._number):
@@ -181,8 +230,9 @@ class Committer:
         on_line = history.covers(line, holder.attempt, holder.step)
         return holder.attempt < self._number and not on_line
 
-    def _tidy(self, draft: dict[str, Any]) -> None:
+    def _tidy(self, save: _Save) -> None:
         """After a commit: the pointer for people, retention, trash. The commit stands anyway."""
+        draft = save.draft
         try:
             if commit.is_fenced(self._directory, self._number):
                 return  # `latest` is a newer attempt's to move by now
@@ -192,18 +242,23 @@ class Committer:
             pruned = retention.prune(self._directory, self._number, line, self._keep, self._known)
             if pruned:
                 self._tell("pruned", save_id=draft["save_id"], tags=pruned)
-            self._discard_leftovers(draft["save_id"])
+            self._discard_leftovers(save.name)
+            local.drop_up_to(self._directory, self._number, int(draft["step"]))
             retention.empty_trash(self._directory, self._number)
         except (OSError, FormatError) as error:
             self._log(f"after {draft['save_id']}: {error}")
             self._tell("untidy", save_id=draft["save_id"], reason=str(error))
 
-    def _discard_leftovers(self, committed_save_id: str) -> None:
-        """A slow rank may have made the directory of a save anew after it was abandoned."""
-        newest = names.SaveId.parse(committed_save_id).save_counter
+    def _discard_leftovers(self, committed: str) -> None:
+        """A slow rank may have made the directory of a save anew after it was abandoned.
+
+        `committed` is the name of the directory that was committed.
+        """
+        newest = _counter(committed) or 0
+        pending = {_counter(name) for name in self._pending}
         for name in files.fresh_listing(self._attempt.open):
-            saved = names.save_of(name)
-            if saved is not None and saved[1] < newest and name not in self._pending:
+            counter = _counter(name)
+            if counter is not None and counter <= newest and counter not in pending:
                 self._discard(name)
 
     def abandon(self, name: str, save_id: str, reason: str) -> None:
@@ -212,6 +267,7 @@ class Committer:
         self._pending.pop(name, None)
         try:
             self._discard(name)
+            self._discard(names.local_receipts_directory(name))
             retention.empty_trash(self._directory, self._number)
         except OSError as error:
             self._log(f"{save_id}: {error}")
@@ -220,3 +276,9 @@ class Committer:
 
     def _discard(self, name: str) -> None:
         files.rename_new(self._attempt.save(name), os.path.join(self._attempt.trash, name))
+
+
+def _counter(name: str) -> int | None:
+    """Return the save counter in the name of a save's directory, or of its local receipts'."""
+    saved = names.save_of(name) or names.save_of_local_receipts(name)
+    return None if saved is None else saved[1]

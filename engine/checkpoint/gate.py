@@ -1,9 +1,9 @@
 """Whether all ranks can save now: free images, failures so far, a newer attempt. Collective.
 
-Both images of a rank may still be on their way to the disk when a save is due: the disk is slower
-than the cadence. `when_busy` says whether the training then waits for one, or goes on and leaves
-this save out, on all ranks alike. Either is an event that names a cadence which the disk can
-sustain, measured here.
+Both images of a rank may still be on their way to the disk when a save is due, or too many saves on
+their way from the local tier to the shared directory: the disk is slower than the cadence.
+`when_busy` says whether the training then waits for one, or goes on and leaves this save out, on
+all ranks alike. Either is an event that names a cadence which the disk can sustain, measured here.
 """
 
 import math
@@ -48,7 +48,7 @@ class Gate:
     ) -> tuple[Severity, str]:
         self._saver.finish_copy()
         self._saver.take_in()
-        if self._saver.is_busy and when_busy == "wait":
+        if self._saver.busy and when_busy == "wait":
             try:
                 self._wait(step)
             except CheckpointError as error:
@@ -63,19 +63,19 @@ class Gate:
             )
         if self._session.rank == 0 and step == saved_step and not failures:
             return Severity.DONE, "the state of this step is saved already"
-        if self._saver.is_busy:
-            return Severity.BUSY, f"both images are still being written; {self._hint()}"
+        if self._saver.busy:
+            return Severity.BUSY, f"{self._saver.busy}; {self._hint()}"
         return Severity.NONE, ""
 
     def _wait(self, step: int) -> None:
-        started = time.monotonic()
+        started, busy = time.monotonic(), self._saver.busy
         self._saver.wait_for_image(self._options.commit_deadline_seconds)
         self._session.emit(
             "waited",
             tag=tag_of(step),
             step=step,
             seconds=time.monotonic() - started,
-            reason=f"both images were still being written; {self._hint()}",
+            reason=f"{busy}; {self._hint()}",
         )
 
     def _hint(self) -> str:

@@ -3,6 +3,9 @@
 Knows which saves are unsettled and which images they still need, replaces a dead writer and hands
 it what its predecessor left. Training thread only, no torch, nothing collective. Waits for the disk
 only in `wait_for_image` and `settle`.
+
+In the local tier an image is free when its rank has the shard on its node's own disk. Such a save
+is unsettled until it is in the shared directory too, and there are never many: see BACKLOG.
 """
 
 import logging
@@ -20,17 +23,27 @@ logger = logging.getLogger(__name__)
 Event = dict[str, Any]
 
 IMAGES = 2  # a death in the middle of a copy never touches the last whole one
+BACKLOG = 2
+"""Saves in the local tier alone that do not keep another one from being staged: one is on its way
+to the shared directory, and the next waits so that this never pauses. More would not make it
+faster; each is one more step back, by a whole cadence, when a node is lost with its disk.
+"""
 _MAX_WRITER_DEATHS = 3
 
 
 @dataclass
 class _Unsettled:
-    """A sealed save whose end the writer has not reported yet."""
+    """A sealed save whose end the writer has not reported yet.
+
+    `is_shared` says that this rank's shard is in the shared directory. A save that an earlier
+    attempt left in the local tier has no image.
+    """
 
     seal: Seal
-    image: int
-    descriptor: int
+    image: int | None
+    descriptor: int | None
     holds_image: bool = True
+    is_shared: bool = False
     writer_deaths: int = 0
 
 
@@ -48,11 +61,23 @@ class Handover:
         self.last_committed_step: int | None = None
         self.fenced = False
         self.beats_lost = 0
+        self.local_failures = 0
 
     @property
     def held_images(self) -> set[int]:
         """Numbers of the images that the writer has not persisted yet: they must not change."""
-        return {save.image for save in self._unsettled.values() if save.holds_image}
+        held = (save.image for save in self._unsettled.values() if save.holds_image)
+        return {image for image in held if image is not None}
+
+    @property
+    def busy(self) -> str:
+        """Why no save can be staged now, or nothing where one can."""
+        if len(self.held_images) == IMAGES:
+            return "both images are still being written"
+        local = sum(not save.is_shared for save in self._unsettled.values())
+        if local > BACKLOG:
+            return f"{local} saves are still on their way from local_dir to the shared directory"
+        return ""
 
     def hand_over(self, seal: Seal, image: int, descriptor: int) -> None:
         """Seal image number `image`, which `descriptor` leads to. With this it is fully staged.
@@ -66,13 +91,17 @@ class Handover:
             del self._unsettled[seal.save_id]
             raise
 
+    def hand_over_local(self, seal: Seal) -> None:
+        """Have a save that an earlier attempt left in the local tier put into the shared directory.
+
+        `seal` holds the digest of this rank's file.
+        """
+        self._unsettled[seal.save_id] = _Unsettled(seal, None, None, holds_image=False)
+        self._link.seal(seal, None)
+
     def wait_for_image(self, timeout_seconds: float) -> None:
-        """Block until an image is free. Raises CheckpointError when none is in time."""
-        self._wait(
-            lambda: len(self.held_images) < IMAGES,
-            timeout_seconds,
-            "both images are still being written",
-        )
+        """Block until an image is free and may be filled. CheckpointError where none is in time."""
+        self._wait(lambda: not self.busy, timeout_seconds, self.busy)
 
     def take_in(self) -> None:
         """Take in the writer's reports; replace a writer that has died or hangs. Does not wait."""
@@ -145,11 +174,19 @@ class Handover:
         save = self._unsettled.get(save_id)
         if kind == "persisted":
             if save is not None:
-                save.holds_image = False
+                save.holds_image, save.is_shared = False, True
                 if self._rank != 0:  # only rank 0's writer sees it commit
                     del self._unsettled[save_id]
                     self.failures_in_a_row = 0
             self._emit(kind, event)
+        elif kind == "persisted_locally":
+            if save is not None:
+                save.holds_image = False
+            self._emit(kind, event)
+        elif kind == "local_failed":
+            self.local_failures += 1
+            logger.error("rank %d: %s in the local tier: %s", self._rank, tag, event["reason"])
+            self._emit(kind, {**event, "count": self.local_failures})
         elif kind in ("failed", "abandoned", "fenced"):
             if self._unsettled.pop(save_id, None) is not None:
                 self._failed(kind, event)
@@ -159,7 +196,7 @@ class Handover:
             self.failures_in_a_row = 0
             self.last_committed_step = step_of(tag)
             self._emit(kind, event)
-        else:  # pruned, untidy: for the record
+        else:  # pruned, untidy, committed_locally: for the record
             self._emit(kind, event)
 
     def _handle_of_attempt(self, kind: str, event: Event) -> None:

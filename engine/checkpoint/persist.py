@@ -1,8 +1,10 @@
-"""Put an image on disk: O_DIRECT where the file system allows it, digested on the way, fsynced.
+"""Put an image, or a file, on disk: O_DIRECT where that is possible, digested on the way, fsynced.
 
-Runs in the writer process. Memory stays bounded: the image is mapped read-only, a window at a time,
-and written straight from there. Who runs what: the calling thread maps and digests a window while a
-few threads write it; both release the interpreter's lock, and the next window waits for both.
+Runs in the writer process. Memory stays bounded: an image is mapped read-only, a window at a time,
+and written straight from there; a file is read into one window of memory, because a mapped file
+turns an error of its disk into a signal that kills. Who runs what: the calling thread maps or reads
+a window, and digests it while a few threads write it; they release the interpreter's lock, and the
+next window waits for all of them.
 """
 
 import ctypes
@@ -12,11 +14,14 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from dataclasses import dataclass
 
 import xxhash
+
+from engine.format.errors import DamagedError
 
 ALIGNMENT_BYTES = 4096
 WINDOW_BYTES = 64 << 20
@@ -25,6 +30,7 @@ _CHUNK_BYTES = 16 << 20
 _WRITES_IN_FLIGHT = 2
 # Of sync_file_range(2), which Python does not have. It makes nothing durable: fsync does.
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
+_Windows = Generator[memoryview, None, None]
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
@@ -83,25 +89,88 @@ def persist(
     is written and cut off again, because O_DIRECT takes whole blocks only. The file must not exist.
     Raises OSError; the file may then be there in part, and is the caller's to remove.
     """
+    return _write(_mapped(image, size_bytes), size_bytes, data_offset, path, limit)
+
+
+def copy(source: str, size_bytes: int, data_offset: int, path: str, limit: RateLimit) -> Persisted:
+    """Copy the file `source`, whose first `size_bytes` are the shard, to the new file `path`.
+
+    Durable when it returns, like `persist`. Raises OSError, and DamagedError where `source` is
+    shorter; `path` may then be there in part.
+    """
+    return _write(_read(source, size_bytes), size_bytes, data_offset, path, limit)
+
+
+def _mapped(image: int, size_bytes: int) -> _Windows:
+    """Yield the windows of a memory file, each whole pages."""
+    for offset in range(0, size_bytes, WINDOW_BYTES):
+        length = _padded(min(WINDOW_BYTES, size_bytes - offset))
+        with (
+            mmap.mmap(image, length, prot=mmap.PROT_READ, offset=offset) as window,
+            memoryview(window) as view,
+        ):
+            yield view
+
+
+def _read(source: str, size_bytes: int) -> _Windows:
+    """Yield the windows of a file, the last one padded to whole pages."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(source, flags | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        descriptor = os.open(source, flags)
+    try:
+        with (
+            mmap.mmap(-1, _padded(min(WINDOW_BYTES, size_bytes))) as window,
+            memoryview(window) as view,
+        ):
+            for offset in range(0, size_bytes, WINDOW_BYTES):
+                valid = min(WINDOW_BYTES, size_bytes - offset)
+                with view[: _padded(valid)] as part:
+                    _fill(descriptor, part, valid, offset, source)
+                    yield part
+                os.posix_fadvise(descriptor, offset, valid, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _fill(descriptor: int, window: memoryview, valid: int, offset: int, source: str) -> None:
+    """Read `valid` bytes at `offset`; a read past the file's end gives less, also with O_DIRECT."""
+    done = 0
+    while done < valid:
+        with window[done:] as rest:
+            count = os.preadv(descriptor, [rest], offset + done)
+        if count == 0:
+            raise DamagedError(f"{source}: ends at byte {offset + done}, and should go on")
+        done += count
+
+
+def _padded(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _write(
+    windows: _Windows, size_bytes: int, data_offset: int, path: str, limit: RateLimit
+) -> Persisted:
+    """Write windows of WINDOW_BYTES, the last one shorter, to the new file `path`, durably."""
     whole, header = xxhash.xxh3_128(), xxhash.xxh3_128()
     file = _ShardFile(path, limit)
     try:
-        with ThreadPoolExecutor(_WRITES_IN_FLIGHT) as pool:
-            for offset in range(0, size_bytes, WINDOW_BYTES):
-                valid = min(WINDOW_BYTES, size_bytes - offset)
-                padded = -(-valid // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-                with (
-                    mmap.mmap(image, padded, prot=mmap.PROT_READ, offset=offset) as window,
-                    memoryview(window) as view,
-                ):
-                    writes = file.write(pool, view, offset)
-                    whole.update(view[:valid])
-                    if offset < data_offset:
-                        header.update(view[: min(valid, data_offset - offset)])
-                    wait(writes)  # all of them, before one's error unmaps the window
-                    for write in writes:
-                        write.result()
-                file.release_cache(offset, offset + padded)
+        with ThreadPoolExecutor(_WRITES_IN_FLIGHT) as pool, closing(windows):
+            offset = 0
+            for view in windows:
+                valid = min(len(view), size_bytes - offset)
+                writes = file.write(pool, view, offset)
+                whole.update(view[:valid])
+                if offset < data_offset:
+                    header.update(view[: min(valid, data_offset - offset)])
+                wait(writes)  # all of them, before one's error lets the window go
+                for write in writes:
+                    write.result()
+                file.release_cache(offset, offset + len(view))
+                offset += len(view)
         file.finish(size_bytes)
     finally:
         file.close()

@@ -50,11 +50,6 @@ class Saver(Handover):
         self.persist_seconds: float | None = None
         """How long the writer took for its last shard."""
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether no image is free."""
-        return len(self.held_images) == IMAGES
-
     def size_ahead(self, structure: Structure, state_keys: Sequence[str]) -> int:
         """Plan ahead of the first save; return the bytes of a shard that has `state_keys`, too."""
         plan = self._area.plan(structure)

@@ -26,12 +26,15 @@ class TrainerLink:
         self._sending = threading.Lock()
         self.alive = True
 
-    def receive(self, timeout_seconds: float) -> tuple[dict[str, Any], list[int]] | None:
+    def receive(
+        self, timeout_seconds: float, wake_fd: int | None = None
+    ) -> tuple[dict[str, Any], list[int]] | None:
         """Return the next message and its descriptors; None if there is none in time.
 
+        None, too, as soon as `wake_fd`, if one is given, can be read.
         Once the trainer is dead what it has sent is still delivered, and then None at once.
         """
-        watched: list[Any] = [self._socket]
+        watched: list[Any] = [self._socket] if wake_fd is None else [self._socket, wake_fd]
         if self.alive:
             watched.append(self._pidfd)
         ready, _, _ = select.select(watched, [], [], timeout_seconds if self.alive else 0)

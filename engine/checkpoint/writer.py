@@ -4,17 +4,20 @@ It is started by `writer_link`, imports neither torch nor DeepSpeed, and ignores
 stop a job: what was staged is persisted whatever happens to the trainer, and only SIGKILL ends it
 early. Everything it is told comes over one SEQPACKET socket, and each image comes as a descriptor.
 
-Who runs what: the main thread takes seals, persists, and, on rank 0, commits (`committer`). One
-thread tells the trainer that the process runs, whatever the disk does; on rank 0 two more renew the
-beat, and say when it does not get through or finds the attempt closed (`beat`).
+Who runs what: the main thread takes seals and persists (`intake`), and, on rank 0, commits
+(`committer`); in the local tier it writes to the node's own disk only, and a thread goes on from
+there to the shared directory (`part`). One thread tells the trainer that the process runs, whatever
+the disk does; on rank 0 two more renew the beat, and say when it does not get through or finds the
+attempt closed (`beat`).
 
     trainer -> writer   config, seal (+ image, + draft on rank 0), close
     writer -> trainer   up, alive, persisted, failed, committed, abandoned, pruned, fenced, untidy,
-                        beat_lost, beat_restored
+                        persisted_locally, local_failed, committed_locally, beat_lost, beat_restored
 """
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -26,14 +29,14 @@ from typing import Any
 from engine.checkpoint import priority
 from engine.checkpoint.beat import BeatThread
 from engine.checkpoint.committer import Committer
-from engine.checkpoint.persist import RateLimit, persist
+from engine.checkpoint.intake import Intake
+from engine.checkpoint.local_tier import LocalTier
+from engine.checkpoint.part import Parts
 from engine.checkpoint.trainer_link import MESSAGE_BYTES, TrainerLink
-from engine.format import names
-from engine.format.errors import FormatError
-from engine.format.manifest import Receipt
-from engine.protocol import commit, files
+from engine.protocol import files
 from engine.protocol.acquire import Lease
-from engine.protocol.layout import CheckpointDirectory
+from engine.protocol.layout import AttemptDirectory, CheckpointDirectory
+from engine.protocol.local import LocalDisk
 from engine.protocol.retention import KeepBest, Retention
 
 _IGNORED = ("SIGHUP", "SIGINT", "SIGTERM", "SIGQUIT", "SIGUSR1", "SIGUSR2")
@@ -47,7 +50,8 @@ _PULSES_IN_SILENCE = 12
 class WriterConfig:
     """What a writer is told once, as JSON.
 
-    `bytes_per_second` caps its disk writes; None leaves them free. `log` is its stdout and stderr.
+    `bytes_per_second` caps its writes to `directory`; None leaves them free. `local_run` is the
+    run's folder on this node's own disk, None without a local tier. `log` is its stdout and stderr.
     A writer that says nothing for `silence_seconds` is taken for stopped, and replaced.
     """
 
@@ -64,12 +68,22 @@ class WriterConfig:
     keep_every_steps: int | None = None
     keep_best: KeepBest | None = None
     silence_seconds: float = 60.0
+    local_run: str | None = None
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "WriterConfig":
         """Read what `dataclasses.asdict` made of one."""
         best, lease = fields.pop("keep_best"), Lease(**fields.pop("lease"))
         return cls(**fields, lease=lease, keep_best=None if best is None else KeepBest(**best))
+
+    def local_tier(
+        self, directory: CheckpointDirectory, attempt: AttemptDirectory
+    ) -> LocalTier | None:
+        """Return this rank's local tier, None if it has none."""
+        if self.local_run is None:
+            return None
+        disk = LocalDisk(self.local_run, self.rank, self.world_size)
+        return LocalTier(disk, directory, attempt, _log)
 
     @property
     def retention(self) -> Retention:
@@ -101,6 +115,15 @@ class Writer:
                 trainer.tell,
                 _log,
             )
+        self._intake = Intake(
+            self._directory,
+            self._attempt,
+            trainer,
+            Parts(self._attempt, config.rank, config.world_size, config.bytes_per_second, _log),
+            config.local_tier(self._directory, self._attempt),
+            self._committer,
+            _log,
+        )
 
     def run(self) -> None:
         """Serve the trainer until it has ended and nothing is left to do; then sign off."""
@@ -108,25 +131,28 @@ class Writer:
         self._trainer.say_alive_every(self._config.silence_seconds / _PULSES_IN_SILENCE)
         draining = False
         while True:
-            message = self._trainer.receive(self._patience_seconds())
+            message = self._trainer.receive(self._patience_seconds(), self._intake.wake_fd)
             self._trainer.flush()
-            if message is not None:  # a dead trainer's last seals still lie in the socket
+            if message is not None:
                 self._take(*message)
+            self._intake.take_in()
+            if message is not None:  # a dead trainer's last seals still lie in the socket
                 continue
             if not self._trainer.alive:
                 if not draining and self._beat is not None:
                     self._beat.drain()
                 if not self._has_pending():
                     break
-                if draining:  # nothing wakes us any more but the receipts we poll for
-                    time.sleep(self._patience_seconds())
+                if draining:  # nothing wakes us any more but our parts; others' we poll for
+                    wake = [self._intake.wake_fd]
+                    select.select(wake, [], [], self._patience_seconds())
                 draining = True
             if self._committer is not None:
                 self._committer.serve()
         self._sign_off()
 
     def _has_pending(self) -> bool:
-        return self._committer is not None and self._committer.pending
+        return self._intake.busy or (self._committer is not None and self._committer.pending)
 
     def _patience_seconds(self) -> float:
         if self._committer is not None and self._committer.pending:
@@ -139,113 +165,10 @@ class Writer:
                 self._dismissed = True
                 self._trainer.alive = False
             elif message["kind"] == "seal":
-                self._take_seal(message, descriptors)
+                self._intake.take(message, descriptors)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-
-    def _take_seal(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        """Persist one sealed image, and let rank 0 wait for the others'.
-
-        A seal comes again after a writer's death, without its image if that was persisted.
-        """
-        draft = _read_draft(descriptors[-1]) if self._committer is not None else None
-        name, save_id = message["save"], message["save_id"]
-        started = time.monotonic()
-        try:
-            if message["again"] and commit.is_committed(self._directory, save_id):
-                self._report_committed(message)
-                return
-            if message["has_image"]:
-                self._persist(message, descriptors[0], draft)
-                seconds = time.monotonic() - started
-                self._trainer.tell(
-                    "persisted", save_id=save_id, bytes=message["size_bytes"], seconds=seconds
-                )
-        except (OSError, FormatError) as error:
-            self._give_up(name, save_id, draft, message["sealed_at"], error)
-            return
-        if self._committer is not None and draft is not None:
-            self._committer.add(name, draft, message["sealed_at"])
-
-    def _report_committed(self, message: dict[str, Any]) -> None:
-        """Say what the writer before this one did not get to say."""
-        fields = {"save_id": message["save_id"], "bytes": message["size_bytes"]}
-        seconds = time.monotonic() - message["sealed_at"]
-        self._trainer.tell("persisted", **fields, seconds=0.0)
-        if self._committer is not None:
-            self._trainer.tell("committed", **fields, seconds=seconds)
-
-    def _persist(self, message: dict[str, Any], image: int, draft: dict[str, Any] | None) -> None:
-        config = self._config
-        save = self._attempt.save(message["save"])
-        try:
-            os.mkdir(save)  # fails where the attempt is over: its open/ is gone
-        except FileExistsError:
-            pass
-        receipt_path = os.path.join(save, names.receipt_name(config.rank, config.world_size))
-        shard = names.shard_name(config.rank, config.world_size)
-        listed = files.fresh_listing(save)
-        if os.path.basename(receipt_path) in listed:
-            return  # a writer before this one got as far as the receipt
-        if shard in listed:
-            os.unlink(os.path.join(save, shard))  # ... or died while writing
-        started = time.monotonic()
-        written = persist(
-            image,
-            message["size_bytes"],
-            message["data_offset"],
-            os.path.join(save, shard),
-            RateLimit(config.bytes_per_second),
-        )
-        files.fsync_directory(save)
-        receipt = Receipt(
-            save_id=message["save_id"],
-            rank=config.rank,
-            world_size=config.world_size,
-            name=shard,
-            size_bytes=message["size_bytes"],
-            data_offset=message["data_offset"],
-            digest=written.digest,
-            header_digest=written.header_digest,
-            seconds=time.monotonic() - started,
-            draft=draft,
-        )
-        files.write_durably(receipt_path, receipt.to_bytes())
-        _log(f"{message['save_id']}: receipt after {time.monotonic() - started:.2f} s")
-
-    def _give_up(
-        self,
-        name: str,
-        save_id: str,
-        draft: dict[str, Any] | None,
-        sealed_at: float,
-        error: Exception,
-    ) -> None:
-        """Take back this rank's part of a save; rank 0's writer will abandon the whole."""
-        _log(f"{save_id}: given up: {error}")
-        save = self._attempt.save(name)
-        rank, world_size = self._config.rank, self._config.world_size
-        for action, path in (  # the receipt first: no receipt may stand for a shard that has gone
-            (os.unlink, os.path.join(save, names.receipt_name(rank, world_size))),
-            (os.unlink, os.path.join(save, names.shard_name(rank, world_size))),
-            (files.touch, os.path.join(save, names.failed_name(rank))),
-        ):
-            try:
-                action(path)
-            except OSError as second:
-                if not files.is_gone(second):
-                    _log(f"{save_id}: {path}: {second}")
-        if commit.is_taken_over(self._directory, self._config.attempt):
-            self._trainer.tell("fenced", save_id=save_id, reason=str(error))
-            return
-        reason = str(error)
-        if isinstance(error, OSError) and files.is_gone(error):
-            reason += f"; was {self._config.directory} removed, or is it no longer mounted?"
-        if self._committer is not None and draft is not None:
-            self._committer.add(name, draft, sealed_at, failure=f"rank 0: {reason}")
-        else:
-            self._trainer.tell("failed", save_id=save_id, reason=reason)
 
     def _sign_off(self) -> None:
         """Leave the sign that nothing more comes from this rank; rank 0's closes the attempt.
@@ -268,12 +191,6 @@ class Writer:
                 _log(f"signing off: {error}")
         self._trainer.flush()
         _log("exit")
-
-
-def _read_draft(descriptor: int) -> dict[str, Any]:
-    """Read the manifest's draft: it can be larger than a socket message, so it comes as a memfd."""
-    draft: dict[str, Any] = json.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
-    return draft
 
 
 def _log(text: str) -> None:
@@ -302,7 +219,7 @@ def main(descriptor: int) -> None:
         Writer(config, TrainerLink(connection, descriptors[0])).run()
     except BaseException:
         _log(traceback.format_exc())
-        raise
+        os._exit(1)  # not held up by a thread that a dead disk holds up
 
 
 def _redirect(log: str) -> None:

@@ -50,7 +50,9 @@ class Seal:
 
     `save` is the save's directory name, `data_offset` where the shard's data start, `draft` the
     manifest's draft as JSON bytes on rank 0, and None elsewhere. `sealed_at` is when it was staged
-    on the host's monotonic clock, which all processes share: commits are timed from it.
+    on the host's monotonic clock, which all processes share: commits are timed from it. `digest` is
+    that of the rank's file in the local tier, for a save that an earlier attempt left there, and
+    None for all others.
     """
 
     save: str
@@ -59,6 +61,7 @@ class Seal:
     data_offset: int
     draft: bytes | None
     sealed_at: float = field(default_factory=time.monotonic)
+    digest: str | None = None
 
 
 class WriterLink:
@@ -147,6 +150,7 @@ class WriterLink:
             "size_bytes": seal.size_bytes,
             "data_offset": seal.data_offset,
             "sealed_at": seal.sealed_at,
+            "digest": seal.digest,
             "has_image": image is not None,
             "again": again,
         }

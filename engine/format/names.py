@@ -19,6 +19,7 @@ _PADDED = "([0-9]{4}|[1-9][0-9]{4,14})"  # "%04d"
 _TAG = re.compile(rf"global_step{_NUMBER}")
 _ATTEMPT = re.compile(_PADDED)
 _SAVE_DIRECTORY = re.compile(rf"(global_step{_NUMBER})\.s{_PADDED}")
+_LOCAL = ".local"
 _RECEIPT = re.compile(r"rank_[0-9]{5}_of_[0-9]{5}\.json")
 _RECEIPT_OF_RANK_0 = re.compile(r"rank_00000_of_[0-9]{5}\.json")
 _SAVE_ID = re.compile(rf"a{_PADDED}\.s{_PADDED}\.(global_step{_NUMBER})\.([0-9a-z]{{1,32}})")
@@ -86,6 +87,16 @@ def save_of(directory: str) -> tuple[str, int] | None:
     """Return (tag, save counter) of a save's directory name, or None where it is none."""
     match = _SAVE_DIRECTORY.fullmatch(directory)
     return (match[1], int(match[3])) if match else None
+
+
+def local_receipts_directory(save_directory: str) -> str:
+    """Return the name of the directory that collects the receipts of local files of that save."""
+    return f"{save_directory}{_LOCAL}"
+
+
+def save_of_local_receipts(directory: str) -> tuple[str, int] | None:
+    """Return (tag, save counter) of such a directory's name, or None where it is none."""
+    return save_of(directory.removesuffix(_LOCAL)) if directory.endswith(_LOCAL) else None
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,12 @@ def missing_receipts(listed: list[str], world_size: int) -> list[int]:
     return [r for r in range(world_size) if names.receipt_name(r, world_size) not in present]
 
 
-def read_receipts(save: str, world_size: int, save_id: str) -> list[Receipt] | None:
+def read_receipts(
+    save: str, world_size: int, save_id: str, beside_shards: bool = True
+) -> list[Receipt] | None:
     """Read all receipts of a save whose listing shows them all; None if the save has gone.
+
+    `beside_shards` is False for receipts of files on the nodes' own disks, which cannot be seen.
 
     Raises:
         FormatError: a receipt is damaged, belongs to another save, or its shard's size differs.
@@ -66,18 +70,25 @@ def read_receipts(save: str, world_size: int, save_id: str) -> list[Receipt] | N
         receipt = Receipt.from_bytes(data, path)
         if receipt.save_id != save_id:
             raise FormatError(f"{path}: belongs to save {receipt.save_id}, wanted {save_id}")
-        try:
-            size = os.stat(os.path.join(save, receipt.name)).st_size
-        except OSError as error:
-            if files.is_gone(error):
-                return None
-            raise
-        if size != receipt.size_bytes:
-            raise FormatError(
-                f"{path}: its shard has {size} bytes, the receipt says {receipt.size_bytes}"
-            )
+        if beside_shards and not _is_beside_its_shard(receipt, path):
+            return None
         receipts.append(receipt)
     return receipts
+
+
+def _is_beside_its_shard(receipt: Receipt, path: str) -> bool:
+    """Tell whether the shard of the receipt at `path` is there; raise FormatError for its size."""
+    try:
+        size = os.stat(os.path.join(os.path.dirname(path), receipt.name)).st_size
+    except OSError as error:
+        if files.is_gone(error):
+            return False
+        raise
+    if size != receipt.size_bytes:
+        raise FormatError(
+            f"{path}: its shard has {size} bytes, the receipt says {receipt.size_bytes}"
+        )
+    return True
 
 
 def publish(

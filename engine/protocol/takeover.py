@@ -14,7 +14,7 @@ from typing import Any
 from engine.format import names, sealed
 from engine.format.errors import FormatError
 from engine.format.manifest import Manifest, Receipt
-from engine.protocol import acquire, commit, files, history
+from engine.protocol import acquire, commit, files, history, local
 from engine.protocol.acquire import attempt_numbers
 from engine.protocol.commit import Published
 from engine.protocol.files import Renamed
@@ -30,8 +30,7 @@ from engine.protocol.layout import (
 logger = logging.getLogger(__name__)
 
 _SWEPT = "swept."
-# Rank 0's receipt holds the manifest's draft, and its name holds the world size.
-_RANK_0 = "rank_00000_of_"
+LOCAL = "local"
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class TakenOver:
 
     attempt: int
     save: str
-    outcome: str  # a Published value, or "swept"
+    outcome: str  # a Published value, "swept", or "local": committed in the local tier
     tag: str
     reason: str = ""
 
@@ -59,6 +58,9 @@ def adopt(directory: CheckpointDirectory, me: int) -> list[TakenOver]:
             saved = names.save_of(name)
             if saved is not None:
                 results.append(_adopt_one(directory, me, number, name, saved[0]))
+            local_saved = names.save_of_local_receipts(name)  # sorted behind the save itself
+            if local_saved is not None:
+                results.append(_adopt_local(directory, me, number, name, local_saved[0]))
         trash = os.path.join(attempt.closed, TRASH)
         _clear_trash(directory, me, number, trash)
         for path in (attempt.path, attempt.closed, trash):
@@ -89,6 +91,30 @@ def _adopt_one(
     return TakenOver(number, name, "swept" if swept else Published.GONE.value, tag, reason)
 
 
+def _adopt_local(
+    directory: CheckpointDirectory, me: int, number: int, name: str, tag: str
+) -> TakenOver:
+    """Commit in the local tier what has all receipts for it, and is not in the shared one."""
+    collected = os.path.join(directory.attempt(number).closed, name)
+    outcome, reason = None, "receipts are missing"
+    try:
+        found = _draft_if_whole(collected)
+        if found is not None and commit.is_committed(directory, found.save_id):
+            reason = "it is committed"
+        elif found is not None:
+            receipts = commit.read_receipts(
+                collected, found.world_size, found.save_id, beside_shards=False
+            )
+            if receipts is not None:
+                outcome = local.publish(directory, collected, found.draft, receipts, me)
+    except FormatError as error:
+        reason = str(error)
+    if outcome is Published.DONE:
+        return TakenOver(number, name, LOCAL, tag)
+    swept = _sweep(directory, me, number, collected)
+    return TakenOver(number, name, "swept" if swept else Published.GONE.value, tag, reason)
+
+
 def _sweep(directory: CheckpointDirectory, me: int, number: int, path: str) -> bool:
     """Move what attempt `number` left at `path` to my trash, which my writer empties."""
     name = os.path.basename(path)
@@ -98,25 +124,27 @@ def _sweep(directory: CheckpointDirectory, me: int, number: int, path: str) -> b
 
 
 def _publish_if_whole(directory: CheckpointDirectory, me: int, save: str) -> Published | None:
-    listed = files.fresh_listing(save)
-    first = next(
-        (name for name in listed if name.startswith(_RANK_0) and name.endswith(".json")), None
-    )
+    first = _draft_if_whole(save)
     if first is None:
         return None
-    data = files.read_listed(os.path.join(save, first))
-    if data is None:
-        return Published.GONE
-    receipt = Receipt.from_bytes(data, os.path.join(save, first))
-    if receipt.draft is None or commit.missing_receipts(listed, receipt.world_size):
-        return None
-    receipts = commit.read_receipts(save, receipt.world_size, receipt.save_id)
+    receipts = commit.read_receipts(save, first.world_size, first.save_id)
     if receipts is None:
         return Published.GONE
-    draft = receipt.draft
+    draft = first.draft
     return commit.publish(
         directory, save, draft, receipts, me, lambda held: held.attempt < int(draft["attempt"])
     )
+
+
+def _draft_if_whole(save: str) -> Receipt | None:
+    """Return rank 0's receipt, which holds the manifest's draft, if all receipts are there."""
+    listed = files.fresh_listing(save)
+    first = next(filter(names.is_receipt_of_rank_0, listed), None)
+    data = None if first is None else files.read_listed(os.path.join(save, first))
+    if first is None or data is None:
+        return None
+    receipt = Receipt.from_bytes(data, os.path.join(save, first))
+    return None if commit.missing_receipts(listed, receipt.world_size) else receipt
 
 
 def _clear_trash(directory: CheckpointDirectory, me: int, number: int, trash: str) -> None:
@@ -208,13 +236,32 @@ def candidates(directory: CheckpointDirectory, me: int) -> tuple[list[Manifest],
     return manifests, passed_over
 
 
+def local_candidates(
+    directory: CheckpointDirectory, me: int
+) -> tuple[list[Manifest], list[PassedOver]]:
+    """Return the saves on the run's newest history that are only in the local tier, newest first.
+
+    Whether their files are still there is not looked at.
+    """
+    passed_over: list[PassedOver] = []
+    manifests = local.published(
+        directory, lambda path, why: passed_over.append(PassedOver(path, why, damaged=True))
+    )
+    start = newest_start(directory, me)
+    if start is not None:
+        manifests = [m for m in manifests if history.covers(start.line, m.attempt, m.step)]
+    shared = {manifest.save_id for manifest in committed(directory)[0]}
+    return [m for m in manifests if m.save_id not in shared], passed_over
+
+
 def begin(
     directory: CheckpointDirectory, me: int, resumed: Manifest | None
 ) -> tuple[History, list[Manifest]]:
     """Record what attempt `me` descends from, then set aside the tags that are off that line.
 
-    The record comes first: after it, those tags are strays whoever looks. Returns the attempt's
-    history and the manifests of the strays that were moved.
+    The record comes first: after it, those tags are strays whoever looks. Of the local tier only
+    what `me` resumed from stays. Returns the attempt's history and the manifests of the strays that
+    were moved.
     """
     parent = () if resumed is None else tuple(history.Link(*link) for link in resumed.history)
     line = history.extend(parent, me, 0 if resumed is None else resumed.step)
@@ -224,10 +271,18 @@ def begin(
     off_line = [m for m in manifests if not history.covers(line, m.attempt, m.step)]
     strays = [manifest for manifest in off_line if commit.set_aside(directory, manifest)]
     _put_back_resumed(directory, start)
+    _drop_local(directory, me, start)
     on_line, _ = committed(directory)
     if on_line:
         commit.point_latest(directory, on_line[0].tag)
     return line, strays
+
+
+def _drop_local(directory: CheckpointDirectory, me: int, start: Start) -> None:
+    """Newer ones are off the line from here on, and older ones of no use."""
+    for name in files.fresh_listing(directory.local_saves):
+        if name.partition(".")[2] != start.resumed_from:
+            local.drop(directory, me, name)
 
 
 def _put_back_resumed(directory: CheckpointDirectory, start: Start) -> None:

@@ -106,12 +106,12 @@ def test_a_copy_under_way_is_sealed_when_it_is_complete(late: Rank) -> None:
 def test_it_is_busy_while_both_images_are_with_the_writer(direct: Rank) -> None:
     assert direct.saver.persist_seconds is None
     direct.stage(1)
-    assert not direct.saver.is_busy
+    assert not direct.saver.busy
     direct.stage(2)
-    assert direct.saver.is_busy
+    assert direct.saver.busy
     direct.link.persisted(direct.link.seals[0], 1.5)
     direct.saver.take_in()
-    assert not direct.saver.is_busy
+    assert not direct.saver.busy
     assert direct.saver.persist_seconds == 1.5
     direct.link.persisted(direct.link.seals[1], 0.0)  # a new writer found it on the disk
     direct.saver.take_in()
