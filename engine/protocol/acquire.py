@@ -10,9 +10,11 @@ import logging
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from engine.protocol import files
 from engine.protocol.files import Renamed
@@ -70,13 +72,17 @@ def acquire(
     Raises:
         RunHeldError: the previous attempt is alive.
         UnsuitableDirectoryError: it is no directory, renaming overwrites, or fsync does not work.
+        OSError: the disk fails.
     """
     try:
         os.makedirs(directory.attempts, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
+    except (FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+        in_the_way = _first_non_directory(directory.attempts)
+        if in_the_way is None:
+            raise
         raise UnsuitableDirectoryError(
-            f"{directory.root}: a file is where a directory is wanted, there or in what leads to "
-            f"{error.filename}. Move it away, or set checkpoint.dir to another path"
+            f"{directory.root}: {in_the_way} is a file, or a link to nowhere, where a directory is "
+            "wanted. Move it away, or set checkpoint.dir to another path"
         ) from error
     while True:
         newest = max(attempt_numbers(directory), default=-1)
@@ -85,6 +91,22 @@ def acquire(
         taken = replace(owner, attempt=newest + 1)
         if _take(directory, taken):
             return taken
+
+
+def _first_non_directory(path: str) -> str | None:
+    """Return which part of `path` is in the way of a directory; None if there is none.
+
+    Raises OSError where a part cannot be looked at: to `makedirs`, what a failing disk does not
+    show as a directory is none.
+    """
+    for part in (*reversed(Path(path).parents), Path(path)):
+        try:
+            mode = os.stat(part).st_mode
+        except FileNotFoundError:
+            return str(part)
+        if not stat.S_ISDIR(mode):
+            return str(part)
+    return None
 
 
 def refuse_if_held(directory: CheckpointDirectory) -> None:

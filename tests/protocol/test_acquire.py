@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -222,9 +223,33 @@ def test_a_file_in_the_way_is_refused_and_left(tmp_path: Path, at: str) -> None:
     file = parent / at
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("mine")
-    with pytest.raises(UnsuitableDirectoryError, match=r"a file is where.*checkpoint\.dir"):
+    with pytest.raises(UnsuitableDirectoryError, match=r"is a file, or.*checkpoint\.dir") as raised:
         _take(Run(parent), _me(), Clock())
+    assert f": {file} is a file" in str(raised.value)
     assert file.read_text() == "mine"
+
+
+def test_a_link_to_nowhere_in_the_way_is_named(tmp_path: Path) -> None:
+    link = tmp_path / "checkpoints"
+    link.symlink_to(tmp_path / "unmounted")
+    with pytest.raises(UnsuitableDirectoryError, match=f"{link} is a file, or a link to nowhere"):
+        _take(Run(tmp_path), _me(), Clock())
+
+
+def test_a_disk_that_fails_while_the_directory_is_made_is_no_file_in_the_way(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.stat
+
+    def fail(path: Any, *arguments: Any, **keywords: Any) -> os.stat_result:
+        if str(path).startswith(run.directory.root):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return real(path, *arguments, **keywords)
+
+    monkeypatch.setattr(os, "stat", fail)
+    with pytest.raises(OSError, match="Input/output error") as raised:
+        _take(run, _me(), Clock())
+    assert raised.value.filename == run.directory.root
 
 
 def test_a_number_that_is_taken_meanwhile_leads_to_the_next(
