@@ -1,11 +1,16 @@
 """How much memory is left, read from kernel files of every kind that a host may show."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from engine.checkpoint import memory
 from engine.checkpoint.memory import Room, room
+from tests.checkpoint.memory_cgroup import memory_cgroup
+
+_REPOSITORY = Path(__file__).parents[2]
 
 _V2_MOUNT = "30 23 0:26 {root} {mount} rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
 _V1_MOUNT = "35 31 0:32 {root} {mount} rw,relatime - cgroup cgroup rw,memory\n"
@@ -92,6 +97,37 @@ def test_more_used_than_allowed_is_no_room(tmp_path: Path) -> None:
     _v2(mount / "job", "1000", used=4000)
     proc = _proc(tmp_path, "0::/job\n", _V2_MOUNT.format(root="/", mount=mount))
     assert room(proc).free_bytes == 0
+
+
+_CHARGED = """
+import os, sys
+from pathlib import Path
+from engine.checkpoint.memory import room
+from tests.checkpoint.memory_cgroup import MemoryCgroup
+MemoryCgroup(Path(sys.argv[1])).enter()
+before = room()
+image = os.memfd_create("image")
+os.write(image, bytes(int(sys.argv[2])))
+during = room()
+os.close(image)
+print(before.limit, before.free_bytes, during.free_bytes, room().free_bytes, sep="|")
+"""
+
+
+def test_a_real_cgroup_shows_its_limit_and_an_image_is_charged_to_it() -> None:
+    image_bytes, limit_bytes = 32 << 20, 128 << 20
+    with memory_cgroup(limit_bytes) as cgroup:
+        if cgroup is None:
+            pytest.skip("this machine lets nobody make a memory cgroup")
+        command = [sys.executable, "-c", _CHARGED, str(cgroup.path), str(image_bytes)]
+        done = subprocess.run(command, cwd=_REPOSITORY, check=True, capture_output=True, text=True)
+    limit, *numbers = done.stdout.strip().split("|")
+    before, during, after = map(int, numbers)
+    assert f"memory cgroup {cgroup.path}" in limit
+    assert f"of its {limit_bytes} bytes" in limit
+    assert before <= limit_bytes
+    assert before - during >= 0.9 * image_bytes, "the kernel counts in batches"
+    assert after - during >= image_bytes / 2, "given back with the image"
 
 
 def test_the_files_of_this_machine_can_be_read() -> None:
