@@ -2,9 +2,10 @@
 
     python -m tests.benchmarks.streaming [--samples 10000] [--rounds 5] [--json FILE]
 
-Peers that are not installed are said to be missing: torchdata, accelerate, grain. Loaders take
-turns in one run, on one file, with one number of workers: these machines are noisy, so only the
-ratios of one table mean anything.
+Peers that are not installed are said to be missing: torchdata, accelerate, grain, and streaming (of
+mosaicml-streaming, which reads the same windows from shards of its own). Loaders take turns in one
+run, on the same tokens, with as many workers: machines are noisy, so only the ratios of one table
+mean anything.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ import argparse
 import importlib.util
 import itertools
 import json
+import logging
+import multiprocessing
 import statistics
 import tempfile
 import time
 import tracemalloc
+import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -33,6 +38,7 @@ BATCH = 8
 SEQ_LEN = 1024
 PEER_SIZES = (10**5, 10**6, 10**7)
 """Sizes at which peers that replay end within a minute."""
+WORKERS = (0, 2, 4)
 
 
 class Numbers:
@@ -137,29 +143,59 @@ def read_ours(path: Path, workers: int) -> Iterator[Any]:
     )
 
 
+class BareWindows:
+    """The least that a data set over a token file can do: a slice of a mapped array."""
+
+    def __init__(self, path: Path) -> None:
+        self.tokens = np.memmap(path, dtype="<u2", mode="r")
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // SEQ_LEN
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        begin = index * SEQ_LEN
+        return as_sample(self.tokens[begin : begin + SEQ_LEN + 1])
+
+
+def as_sample(tokens: Any) -> dict[str, torch.Tensor]:
+    window = torch.from_numpy(tokens.astype(np.int64))
+    return {"input_ids": window[:-1], "labels": window[1:]}
+
+
 def read_torch(path: Path, workers: int) -> Iterator[Any]:
-    windows: Any = TokenFile(path, seq_len=SEQ_LEN, component="tokens")
     loader = torch.utils.data.DataLoader(
-        windows, batch_size=BATCH, shuffle=True, num_workers=workers
+        BareWindows(path), batch_size=BATCH, shuffle=True, num_workers=workers
     )
+    return itertools.chain.from_iterable(itertools.repeat(loader))
+
+
+def read_streaming(path: Path, workers: int) -> Iterator[Any]:
+    import streaming
+
+    shards = path.with_suffix(".mds")
+    if not shards.exists():
+        bare = BareWindows(path)
+        with streaming.MDSWriter(out=str(shards), columns={"tokens": "bytes"}) as writer:
+            for begin in range(0, len(bare) * SEQ_LEN, SEQ_LEN):
+                writer.write({"tokens": bare.tokens[begin : begin + SEQ_LEN + 1].tobytes()})
+
+    class FromShards(streaming.StreamingDataset):
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            return as_sample(np.frombuffer(super().__getitem__(index)["tokens"], "<u2"))
+
+    data = FromShards(local=str(shards), shuffle=True, shuffle_seed=1, batch_size=BATCH)
+    loader = streaming.StreamingDataLoader(data, batch_size=BATCH, num_workers=workers)
     return itertools.chain.from_iterable(itertools.repeat(loader))
 
 
 def read_grain(path: Path, workers: int) -> Iterator[Any]:
     import grain
 
-    class Source:
-        def __init__(self) -> None:
-            self.windows = TokenFile(path, seq_len=SEQ_LEN, component="tokens")
-
-        def __len__(self) -> int:
-            return len(self.windows)
-
+    class Source(BareWindows):
         def __getitem__(self, index: int) -> dict[str, Any]:
-            window = self.windows.window(index)
-            return {"input_ids": window[:-1], "labels": window[1:]}
+            return {name: tokens.numpy() for name, tokens in super().__getitem__(index).items()}
 
-    data = grain.MapDataset.source(Source()).seed(1).shuffle().repeat()
+    data = grain.MapDataset.source(Source(path)).seed(1).shuffle().repeat()
     batches = data.to_iter_dataset().batch(BATCH)
     if workers:
         batches = batches.mp_prefetch(grain.multiprocessing.MultiprocessingOptions(workers))
@@ -170,6 +206,7 @@ READERS = {
     "ours": (read_ours, None),
     "torch DataLoader, RandomSampler": (read_torch, None),
     "grain": (read_grain, "grain"),
+    "mosaicml-streaming": (read_streaming, "streaming"),
 }
 SEEKERS = {
     "torchdata StatefulDataLoader": (seek_torchdata, "torchdata"),
@@ -187,23 +224,37 @@ def samples_per_second(batches: Iterator[Any], samples: int) -> float:
     return samples / (time.perf_counter() - started)
 
 
+def measure_reader(reader: str, path: Path, samples: int) -> dict[int, float]:
+    """Return a reader's samples per second by the number of workers."""
+    warnings.simplefilter("ignore")  # of torch, about more workers than cores
+    logging.disable(logging.WARNING)
+    multiprocessing.set_start_method("fork", force=True)  # a spawned process would spawn workers
+    rates = {}
+    for workers in WORKERS:
+        batches = READERS[reader][0](path, workers)
+        rates[workers] = samples_per_second(batches, samples)
+        if isinstance(batches, StreamLoader):
+            batches.close()
+        del batches
+    return rates
+
+
 def measure_reading(samples: int, rounds: int) -> dict[str, list[float]]:
-    """Return samples per second by reader and workers, all in turn, `rounds` times."""
+    """Return samples per second by reader and workers, all in turn, `rounds` times.
+
+    Each in a fresh process: some leave threads behind, which the next one would pay for.
+    """
     results: dict[str, list[float]] = {}
+    readers = [name for name, (_, package) in READERS.items() if not package or installed(package)]
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "tokens.bin"
         np.random.default_rng(0).integers(0, 50_000, 20_000_000).astype("<u2").tofile(path)
         for _ in range(rounds):
-            for workers in (0, 2):
-                for reader, (make, package) in READERS.items():
-                    if package and not installed(package):
-                        continue
-                    batches = make(path, workers)
-                    rate = samples_per_second(batches, samples)
+            for reader in readers:
+                with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+                    rates = process.submit(measure_reader, reader, path, samples).result()
+                for workers, rate in rates.items():
                     results.setdefault(f"{reader}, {workers} workers", []).append(rate)
-                    if isinstance(batches, StreamLoader):
-                        batches.close()
-                    del batches
     return results
 
 
@@ -244,7 +295,8 @@ def main() -> None:
 
     print(f"\nreading windows of {SEQ_LEN} tokens, {options.rounds} rounds in turn")
     found["samples_per_second"] = measure_reading(options.samples, options.rounds)
-    for name, rates in found["samples_per_second"].items():
+    by_workers = sorted(found["samples_per_second"].items(), key=lambda row: row[0].split(",")[-1])
+    for name, rates in by_workers:
         middle, spread = statistics.median(rates), f"{min(rates):,.0f} to {max(rates):,.0f}"
         plain = found["samples_per_second"][
             f"torch DataLoader, RandomSampler,{name.split(',')[-1]}"
