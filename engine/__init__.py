@@ -22,14 +22,17 @@ if TYPE_CHECKING:
     )
     from engine.checkpoint.options import CheckpointOptions
     from engine.checkpointer import Checkpointer, ResumedState
+    from engine.exchange.errors import ExchangeError
     from engine.protocol.acquire import RunHeldError, UnsuitableDirectoryError
     from engine.protocol.retention import KeepBest
     from engine.resume.errors import MismatchError, NothingToResumeError, ResumeError
+    from engine.resume.initial import initialize_from
 
 _WHERE = {
     "CheckpointError": "engine.checkpoint.errors",
     "CheckpointOptions": "engine.checkpoint.options",
     "Checkpointer": "engine.checkpointer",
+    "ExchangeError": "engine.exchange.errors",
     "FencedError": "engine.checkpoint.errors",
     "KeepBest": "engine.protocol.retention",
     "MismatchError": "engine.resume.errors",
@@ -41,12 +44,14 @@ _WHERE = {
     "UnfaithfulSaveError": "engine.checkpoint.errors",
     "UnsuitableDirectoryError": "engine.protocol.acquire",
     "attach": "engine.bring_up",
+    "initialize_from": "engine.resume.initial",
 }
 
 __all__ = [
     "CheckpointError",
     "CheckpointOptions",
     "Checkpointer",
+    "ExchangeError",
     "FencedError",
     "KeepBest",
     "MismatchError",
@@ -58,6 +63,7 @@ __all__ = [
     "UnfaithfulSaveError",
     "UnsuitableDirectoryError",
     "attach",
+    "initialize_from",
 ]
 
 

@@ -66,18 +66,27 @@ def check_model(settings: Settings) -> None:
     Raises:
         ConfigError: it is not there, or does not take them.
     """
-    _check_arguments(settings.model, "model")
+    arguments = settings.model_arguments
+    if _partitions_itself(arguments):
+        arguments["deepspeed_config"] = {}
+    _check_arguments(arguments, "model")
 
 
 def build_model(settings: Settings, config: Mapping[str, Any]) -> torch.nn.Module:
     """Return the model with its parameters already partitioned. Collective; see `check_model`.
 
+    A target that takes `deepspeed_config` partitions the model itself; any other is called under
+    `zero.Init`.
+
     Raises:
         ConfigError: the model's class refuses its arguments' values.
     """
     seed_generators(settings.seed, rank=0)
+    arguments = settings.model_arguments
+    if _partitions_itself(arguments):
+        return instantiate({**arguments, "deepspeed_config": dict(config)}, "model")
     with deepspeed.zero.Init(config_dict_or_path=dict(config)):
-        return instantiate(settings.model, "model")
+        return instantiate(arguments, "model")
 
 
 def build_stream(settings: Settings) -> Stream:
@@ -177,6 +186,10 @@ def instantiate(section: Mapping[str, Any], path: str) -> Any:
         cause = error.__cause__ or error
         message = str(cause).strip() or type(cause).__name__
         raise ConfigError(f"{path} ({section['_target_']}): {message}") from error
+
+
+def _partitions_itself(section: Mapping[str, Any]) -> bool:
+    return "deepspeed_config" in _signature(section["_target_"], "model").parameters
 
 
 def _check_arguments(section: Mapping[str, Any], path: str) -> None:

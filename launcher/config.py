@@ -17,6 +17,7 @@ from launcher import batch, deepspeed_section, schema
 from launcher.errors import ConfigError
 
 _RESUME_WORDS = ("auto", "never", "must")
+_PATHS = ("path", "init_from")  # in open sections, those of a component and of the model
 
 METRICS = ("loss",)
 """What the step loop tells of each save, for `checkpoint.keep_best`."""
@@ -269,6 +270,10 @@ class Settings:
         )
         _require(isinstance(self.model.get("_target_"), str), "model._target_ is not set.")
         _require(
+            self.init_from is None or isinstance(self.init_from, str),
+            f"model.init_from={self.init_from!r}: wanted a directory, or null.",
+        )
+        _require(
             self.resume in _RESUME_WORDS or self.resume.startswith("global_step"),
             f"resume={self.resume!r}: wanted auto, never, must, or a tag such as global_step400.",
         )
@@ -282,6 +287,17 @@ class Settings:
                 f"checkpoint.commit_deadline_seconds={deadline:g}: a slow save would be taken for "
                 "a hang. Raise the first, or lower the second.",
             )
+
+    @property
+    def init_from(self) -> str | None:
+        """Where a fresh run takes its weights from: `model.init_from`."""
+        directory: str | None = self.model.get("init_from")
+        return directory
+
+    @property
+    def model_arguments(self) -> dict[str, Any]:
+        """`model._target_` and what it is called with."""
+        return {key: value for key, value in self.model.items() if key != "init_from"}
 
     def accumulation_steps(self, world_size: int) -> int:
         """Return the micro steps per step; raise ConfigError where the sizes do not fit."""
@@ -319,10 +335,11 @@ def settings_from(config: DictConfig, launch_directory: Path) -> Settings:
         data=replace(
             settings.data,
             components={
-                name: _with_absolute_path(component, launch_directory)
+                name: _with_absolute_paths(component, launch_directory)
                 for name, component in settings.data.components.items()
             },
         ),
+        model=_with_absolute_paths(settings.model, launch_directory),
     )
 
 
@@ -332,6 +349,20 @@ def missing_data_files(settings: Settings) -> list[str]:
         f"data.components.{name}.path={component['path']}: there is no such file."
         for name, component in settings.data.components.items()
         if "path" in component and not Path(component["path"]).exists()
+    ]
+
+
+def missing_model_files(settings: Settings) -> list[str]:
+    """Return a line for each path of the model that is not there. Looks at the disk.
+
+    Weights to begin with are of no use once there is a checkpoint, and may be gone then.
+    """
+    begun = any(Path(settings.checkpoint.dir).glob("global_step*"))
+    wanted = ("path",) if begun else _PATHS
+    return [
+        f"model.{key}={settings.model[key]}: there is no such file or directory."
+        for key in wanted
+        if isinstance(settings.model.get(key), str) and not Path(settings.model[key]).exists()
     ]
 
 
@@ -353,10 +384,9 @@ def _check_component(path: str, component: Mapping[str, Any]) -> None:
         raise ConfigError(f"{path}.path={component['path']!r}: wanted text.")
 
 
-def _with_absolute_path(component: Mapping[str, Any], directory: Path) -> Mapping[str, Any]:
-    if "path" not in component:
-        return component
-    return {**component, "path": _absolute(component["path"], directory)}
+def _with_absolute_paths(section: Mapping[str, Any], directory: Path) -> Mapping[str, Any]:
+    paths = {key: section[key] for key in _PATHS if isinstance(section.get(key), str)}
+    return {**section, **{key: _absolute(path, directory) for key, path in paths.items()}}
 
 
 def _absolute(path: str, directory: Path) -> str:

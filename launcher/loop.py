@@ -34,6 +34,7 @@ class Checkpoints(Protocol):
         *,
         sample_offset: int,
         stream: Any,
+        client_state: Mapping[str, Any],
         metrics: Mapping[str, float],
         when_busy: str | None,
     ) -> bool: ...
@@ -96,6 +97,7 @@ class StepLoop:
         cadence, control: when to save, and what people ask for by file; rank 0 asks them, so
             `control` is None on the others.
         stream_state: from a sample offset to what a checkpoint says about the stream.
+        client_state: what every checkpoint holds besides.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class StepLoop:
         progress: Progress,
         position: Position,
         stream_state: Callable[[int], Any],
+        client_state: Mapping[str, Any],
     ) -> None:
         self._settings = settings
         self._engine = engine
@@ -125,6 +128,7 @@ class StepLoop:
         self._watchdog = watchdog
         self._progress = progress
         self._stream_state = stream_state
+        self._client_state = client_state
         self._staged_step: int | None = None
         self._loss = math.nan
         self.position = position
@@ -200,6 +204,7 @@ class StepLoop:
                 position.step,
                 sample_offset=position.sample_offset,
                 stream=self._stream_state(position.sample_offset),
+                client_state=self._client_state,
                 metrics={"loss": self._loss},
                 when_busy=when_busy,
             )

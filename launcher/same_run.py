@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine.exchange import companions
 from engine.format.manifest import Draft
 from engine.stream import FingerprintMismatch, Stream
 from launcher.config import Settings
@@ -19,17 +20,25 @@ from launcher.errors import ConfigError
 from launcher.schema import first_difference
 
 
-def identity(settings: Settings, stream: Stream) -> dict[str, Any]:
-    """Return what every checkpoint of the run records, as JSON."""
+def identity(
+    settings: Settings, stream: Stream, record: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return what every checkpoint of the run records, as JSON.
+
+    Args:
+        record: of a Hugging Face model, what `engine.exchange.companions` keeps of it.
+    """
     plain = settings.as_dict()
     return {
+        **({} if record is None else {companions.RECORD: dict(record)}),
         "data": stream.fingerprint(),
         "components": plain["data"]["components"],
         "fixed": {
             "seed": settings.seed,
             "batch.global_size": settings.batch.global_size,
-            "model": plain["model"],
+            "model": _model(settings, record),
             "precision": _precision(settings),
+            **({} if settings.init_from is None else {"model.init_from": settings.init_from}),
         },
         "free": {
             "optimizer": {**plain["optimizer"], "betas": _as_list(settings.optimizer.betas)},
@@ -51,8 +60,16 @@ class Findings:
     data: tuple[str, ...]
 
 
-def check(manifest: Draft, settings: Settings, stream: Stream) -> Findings:
+def check(
+    manifest: Draft,
+    settings: Settings,
+    stream: Stream,
+    record: Mapping[str, Any] | None = None,
+) -> Findings:
     """Compare this run's identity with the one that a checkpoint recorded.
+
+    Args:
+        record: as for `identity`.
 
     Raises:
         ConfigError: the data, or a setting that exactness rests on, differ; stored and current
@@ -64,7 +81,7 @@ def check(manifest: Draft, settings: Settings, stream: Stream) -> Findings:
             f"checkpoint {tag} was not saved by this launcher: it does not say which run it "
             "belongs to. Resume it with the loop that saved it, or give another run.name."
         )
-    current = identity(settings, stream)
+    current = identity(settings, stream, record)
     difference = first_difference(stored["fixed"], current["fixed"])
     if difference:
         key, before, now = difference
@@ -107,6 +124,16 @@ def _data_changes(manifest: Draft, settings: Settings, stream: Stream) -> tuple[
             return tuple(error.differences)
         raise ConfigError(f"checkpoint {manifest.tag}: {error}") from error
     return ()
+
+
+def _model(settings: Settings, record: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what the model is made from: of a Hugging Face one not where its config lay."""
+    arguments = settings.model_arguments
+    if record is None:
+        return arguments
+    config = dict(record["documents"][companions.CONFIG_NAME])
+    del config["transformers_version"]
+    return {**arguments, "path": companions.CONFIG_NAME, companions.CONFIG_NAME: config}
 
 
 def _precision(settings: Settings) -> str:

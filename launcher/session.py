@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from torch import distributed
 
 import engine
+from engine.exchange import companions
 from engine.format.errors import FormatError
 from engine.format.manifest import Manifest
 from engine.stream import Stream, StreamLoader
@@ -29,6 +30,9 @@ from launcher.stop import Agreement
 from launcher.watchdog import Watchdog, limits_of
 
 T = TypeVar("T")
+
+_INITIALIZED_FROM = "initialized_from"
+"""Key of the client state: the identity of the directory that the run's weights came from."""
 
 
 class Session:
@@ -61,6 +65,7 @@ class Session:
         self._watchdog = Watchdog(limits_of(settings.launch), fail)
         self._control = ControlFiles(directory.path) if process.topology.rank == 0 else None
         self._accepted: list[Any] = []  # what data.accept_changed accepted; rank 0 knows
+        self._client_state: dict[str, Any] = {}
         self._progress = Progress(
             directory if process.topology.rank == 0 else None,
             total_steps=settings.train.steps,
@@ -84,10 +89,12 @@ class Session:
             process_group.join(self._topology, self._council)
             ds_engine, stream = self._build()
         with self._watchdog.phase("resume"), _refusals_as_config_errors():
-            checkpointer = self._attach(ds_engine, stream)
+            record = getattr(ds_engine.module, companions.RECORD, None)
+            checkpointer = self._attach(ds_engine, stream, record)
             resumed = checkpointer.resume(
-                settings.resume, accept=lambda manifest: self._accept(manifest, stream)
+                settings.resume, accept=lambda manifest: self._accept(manifest, stream, record)
             )
+            self._take_weights(ds_engine, resumed)
         steps = builders.steps_of(settings, stream)
         position = self._begin(checkpointer, resumed, steps)
         if position.step >= steps:
@@ -115,7 +122,19 @@ class Session:
         builders.seed_generators(settings.seed, topology.rank)
         return ds_engine, stream
 
-    def _attach(self, ds_engine: Any, stream: Stream) -> engine.Checkpointer:
+    def _take_weights(self, ds_engine: Any, resumed: engine.ResumedState | None) -> None:
+        """On a fresh start read `model.init_from`; every checkpoint says what it was."""
+        directory = self._settings.init_from
+        if resumed is not None:
+            self._client_state = resumed.client_state
+        elif directory is not None:
+            identity = engine.initialize_from(ds_engine, directory)
+            self._client_state = {_INITIALIZED_FROM: identity}
+            self._progress.event({"event": "initialized", **identity})
+
+    def _attach(
+        self, ds_engine: Any, stream: Stream, record: dict[str, Any] | None
+    ) -> engine.Checkpointer:
         checkpoint = self._settings.checkpoint
         best = checkpoint.keep_best
         checkpointer = engine.attach(
@@ -133,16 +152,16 @@ class Session:
             ),
             on_event=self._progress.event,
             keeper_fd=self._process.keeper_fd,
-            fingerprint=same_run.identity(self._settings, stream),
+            fingerprint=same_run.identity(self._settings, stream, record),
         )
         self._progress.attempt = checkpointer.attempt
         logs.add_file(self._directory.log_file(checkpointer.attempt, self._topology.rank))
         return checkpointer
 
-    def _accept(self, manifest: Manifest, stream: Stream) -> None:
+    def _accept(self, manifest: Manifest, stream: Stream, record: dict[str, Any] | None) -> None:
         """Refuse another run's checkpoint. The engine asks on rank 0 and tells all ranks."""
         try:
-            findings = same_run.check(manifest, self._settings, stream)
+            findings = same_run.check(manifest, self._settings, stream, record)
         except ConfigError as error:
             raise engine.ResumeError(str(error)) from error
         if findings.free:
@@ -229,6 +248,7 @@ class Session:
                 **stream.state(offset),
                 "accepted_changes": self._accepted,
             },
+            client_state=self._client_state,
         )
         try:
             self._progress.begin(position.step)
@@ -300,6 +320,7 @@ def _refusals_as_config_errors() -> Iterator[None]:
         yield
     except (
         engine.CheckpointError,
+        engine.ExchangeError,
         engine.ResumeError,
         engine.RunHeldError,
         engine.UnsuitableDirectoryError,

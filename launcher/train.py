@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from engine.protocol.acquire import RunHeldError, refuse_if_held
 from engine.protocol.layout import CheckpointDirectory
 from launcher import explain, overrides, packages, requeue
-from launcher.config import Settings, missing_data_files, settings_from
+from launcher.config import Settings, missing_data_files, missing_model_files, settings_from
 from launcher.control import refuse_leftover_stop
 from launcher.errors import ConfigError
 from launcher.rank import RankProcess
@@ -78,7 +78,7 @@ def _start(
         composed.accumulation_steps(ranks)
         packages.check_directory(Path.cwd())
         refuse_leftover_stop(Path(composed.run.dir))
-        if missing := missing_data_files(composed):
+        if missing := missing_data_files(composed) + missing_model_files(composed):
             raise ConfigError("\n".join(missing))
         refuse_if_held(CheckpointDirectory(composed.checkpoint.dir))
     except (ConfigError, RunHeldError) as wrong:

@@ -16,10 +16,10 @@ ALLOWED = {
     "engine.format": set(),
     "engine.protocol": {"engine.format"},
     "engine.checkpoint": {"engine.format", "engine.protocol"},
-    "engine.resume": {"engine.format", "engine.protocol", "engine.checkpoint"},
+    "engine.exchange": {"engine.format", "engine.protocol"},
+    "engine.resume": {"engine.format", "engine.protocol", "engine.checkpoint", "engine.exchange"},
     "engine.stream": set(),
     "engine.prepare": {"engine.stream"},
-    "engine.exchange": {"engine.format", "engine.protocol"},
 }
 # The modules beside them join them together, and know nothing of the launcher.
 KNOW_DEEPSPEED = ("engine.checkpoint", "engine.resume", "launcher")

@@ -17,7 +17,7 @@ from engine.format.manifest import Draft
 from engine.format.sealed import JSON
 
 RECORD = "hugging_face"
-"""Key of a manifest's fingerprint: {"documents": {file name: JSON}, "directory": path or null}."""
+"""Key of a manifest's fingerprint, and attribute of a model: what `record` returns."""
 
 CONFIG_NAME = "config.json"
 GENERATION_NAME = "generation_config.json"
@@ -44,7 +44,7 @@ class Companions:
 
 
 def record(documents: Mapping[str, JSON], directory: str | None) -> dict[str, JSON]:
-    """Return what a fingerprint holds under `RECORD`."""
+    """Return what is kept of a model: {"documents": {file name: JSON}, "directory": its path}."""
     return {"documents": dict(documents), "directory": directory}
 
 

@@ -112,6 +112,7 @@ def test_the_save_that_a_run_ends_with_waits_for_a_busy_disk(stop_at: int, last:
         progress=mock.MagicMock(),
         position=Position(0, 0),
         stream_state=lambda offset: None,
+        client_state={},
     )
     assert loop.run() == (last == 3)
     assert checkpoints.asked == [*((step, None) for step in range(1, last + 1)), (last, "wait")]
