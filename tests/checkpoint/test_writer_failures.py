@@ -1,6 +1,5 @@
 """What a failure costs: that save, and no more. Real writers of two ranks, on real disks."""
 
-import json
 import os
 import select
 import shutil
@@ -9,23 +8,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from engine.checkpoint import writer_link
-from engine.checkpoint.handover import Handover
-from engine.checkpoint.writer import WriterConfig
-from engine.checkpoint.writer_link import Seal, WriterLink
-from engine.format import names
-from engine.format.shard import metadata_of
+from engine.checkpoint import old_writers, writer_link
 from engine.protocol import files
 from engine.protocol.acquire import Lease
-from tests.protocol.driver.content import make_draft, pattern, plan_of, read_whole
-from tests.protocol.saves import NONCE, NUMEL, WORLD_SIZE, Run
+from tests.checkpoint.writers import WAIT_SECONDS, Rank, Ranks
+from tests.protocol.driver.content import read_whole
+from tests.protocol.saves import Run
+from tests.slurm.cluster_job import wait_for
 
-_WAIT_SECONDS = 60.0
-_NO_BEAT, _QUICK = Lease(3600.0, 400.0), Lease(0.5, 0.02)
+_QUICK = Lease(0.5, 0.02)
 
 # The writer's own start-up code, with one function of `os` that fails on its first call.
 _FAILS_ONCE = """
@@ -41,88 +35,6 @@ setattr(os, sys.argv[4], fail_once)
 from engine.checkpoint.writer import main
 main(int(sys.argv[1]))
 """
-
-
-class Rank:
-    """One rank's side of saving: its writer, what is unsettled, and the events."""
-
-    def __init__(self, number: int, run: Run, logs: Path, **settings: Any) -> None:
-        self.number = number
-        self.events: list[dict[str, Any]] = []
-        command = settings.pop("command", None)
-        config = WriterConfig(
-            rank=number,
-            world_size=WORLD_SIZE,
-            directory=run.directory.root,
-            attempt=0,
-            log=str(logs / f"writer.{number}"),
-            host="here",
-            keep_last=9,
-            **{"commit_deadline_seconds": _WAIT_SECONDS, "lease": _NO_BEAT, **settings},
-        )
-        self.link = WriterLink(config, command=command)
-        self.link.start()
-        self.handover = Handover(self.link, number, self.events.append)
-
-    def save(self, step: int) -> None:
-        """Stage and seal the shard of this rank."""
-        save_id = names.SaveId(0, step, names.tag_of(step), NONCE)
-        plan = plan_of(NUMEL, WORLD_SIZE, self.number)
-        header = plan.header_bytes(metadata_of(str(save_id), self.number, WORLD_SIZE))
-        image = os.memfd_create("everstep-test-image", os.MFD_CLOEXEC)
-        os.write(image, header + pattern(str(save_id), self.number, plan.size_bytes - len(header)))
-        os.ftruncate(image, -(-plan.size_bytes // 4096) * 4096)
-        draft = json.dumps(make_draft(save_id, WORLD_SIZE, NUMEL, ((0, 0),), None).draft_json())
-        seal = Seal(
-            names.save_directory(save_id.tag, step),
-            str(save_id),
-            plan.size_bytes,
-            plan.data_offset,
-            draft.encode() if self.number == 0 else None,
-        )
-        self.handover.hand_over(seal, step % 2, image)
-
-    def told(self, kind: str) -> list[dict[str, Any]]:
-        """Return the events of one kind."""
-        return [event for event in self.events if event["event"] == kind]
-
-
-class Ranks:
-    """Both ranks of attempt 0."""
-
-    def __init__(self, run: Run, logs: Path) -> None:
-        self.run = run
-        self._logs = logs
-        self.all: list[Rank] = []
-        run.attempt(0)
-
-    def start(self, **of_rank_1: Any) -> list[Rank]:
-        """Start the writers; rank 0's commits and beats as these settings say."""
-        of_rank_0 = {
-            "commit_deadline_seconds": of_rank_1.pop("commit_deadline_seconds", _WAIT_SECONDS),
-            "lease": of_rank_1.pop("lease", _NO_BEAT),
-        }
-        for number, settings in enumerate((of_rank_0, of_rank_1)):
-            self.all.append(Rank(number, self.run, self._logs, **settings))
-        return self.all
-
-    def save(self, step: int) -> None:
-        """Save on both ranks, and wait until both know what became of it."""
-        for rank in self.all:
-            rank.save(step)
-        for rank in reversed(self.all):  # rank 0 waits for what rank 1 does
-            assert rank.handover.settle(_WAIT_SECONDS)
-
-    def reasons(self, step: int) -> str:
-        """Return everything that was said about a save that came to nothing."""
-        failed = [*self.all[0].told("abandoned"), *self.all[0].told("failed")]
-        failed += [*self.all[1].told("failed"), *self.all[1].told("fenced")]
-        return "\n".join(event["reason"] for event in failed if event["step"] == step)
-
-    def end(self) -> None:
-        """End the writers."""
-        for rank in self.all:
-            rank.link.kill()
 
 
 @pytest.fixture
@@ -181,7 +93,7 @@ def test_a_writer_that_was_given_up_does_not_close_the_attempt_of_a_live_trainer
     rank_0, _ = ranks.start()
     pidfd = _pidfd(rank_0)
     rank_0.link._drop()  # as after a start that took too long
-    assert _has_ended(pidfd, _WAIT_SECONDS)
+    assert _has_ended(pidfd, WAIT_SECONDS)
     os.close(pidfd)
     ranks.save(1)
     assert [event["step"] for event in rank_0.told("committed")] == [1]
@@ -191,10 +103,10 @@ def test_a_rank_whose_writer_has_left_is_not_waited_for(ranks: Ranks) -> None:
     rank_0, rank_1 = ranks.start()
     pidfd = _pidfd(rank_1)
     rank_1.link.close()
-    assert _has_ended(pidfd, _WAIT_SECONDS)
+    assert _has_ended(pidfd, WAIT_SECONDS)
     os.close(pidfd)
     rank_0.save(1)
-    assert rank_0.handover.settle(_WAIT_SECONDS)
+    assert rank_0.handover.settle(WAIT_SECONDS)
     assert "the writers of ranks [1] have left" in ranks.reasons(1)
 
 
@@ -204,7 +116,7 @@ def test_an_attempt_that_was_closed_meanwhile_is_known_without_a_save_being_due(
     rank_0, _ = ranks.start(lease=_QUICK)
     ranks.run.close(0)
     while not rank_0.handover.fenced:
-        rank_0.link.wait(_WAIT_SECONDS)
+        rank_0.link.wait(WAIT_SECONDS)
         rank_0.handover.take_in()
     (event,) = rank_0.told("fenced")
     assert event["reason"] == "another start has closed this attempt"
@@ -217,11 +129,11 @@ def test_beats_that_do_not_get_through_are_told_and_counted(ranks: Ranks) -> Non
     for count in (1, 2):
         os.rename(path, f"{path}.away")
         while len(rank_0.told("beat_lost")) < count:
-            rank_0.link.wait(_WAIT_SECONDS)
+            rank_0.link.wait(WAIT_SECONDS)
             rank_0.handover.take_in()
         os.rename(f"{path}.away", path)
         while len(rank_0.told("beat_restored")) < count:
-            rank_0.link.wait(_WAIT_SECONDS)
+            rank_0.link.wait(WAIT_SECONDS)
             rank_0.handover.take_in()
     counts = [event["count"] for event in rank_0.told("beat_lost")]
     assert counts == list(range(1, len(counts) + 1)), "more than two where the machine is slow"
@@ -289,3 +201,49 @@ def test_a_directory_that_becomes_read_only_costs_the_saves_meanwhile(tmp_path: 
     finally:
         ranks.end()
         subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.fixture
+def freezable(tmp_path: Path) -> Iterator[Path]:
+    """A disk that `fsfreeze` makes hang: whoever writes to it rests in the kernel, in D state."""
+    disk, image = tmp_path / "disk", tmp_path / "disk.img"
+    disk.mkdir()
+    with image.open("wb") as file:
+        file.truncate(16 << 20)
+    subprocess.run(["mkfs.ext4", "-q", "-F", image], check=True)
+    subprocess.run(["mount", "-o", "loop", image, disk], check=True)
+    yield disk
+    subprocess.run(["fsfreeze", "--unfreeze", disk], check=False, stderr=subprocess.DEVNULL)
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="mounting a loop device takes root")
+def test_a_writer_that_a_dead_disk_holds_gives_its_image_back_and_writes_nothing_more(
+    freezable: Path,
+) -> None:
+    """It cannot be killed, and its attempt has a successor; only its memory can be taken away."""
+    run = Run(freezable)
+    directory = run.directory
+    ranks = Ranks(run, Path(directory.attempt(0).path))  # logs there: so it is found
+    try:
+        _, rank_1 = ranks.start()
+        pidfd, pid = _pidfd(rank_1), rank_1.link.pid
+        subprocess.run(["fsfreeze", "--freeze", freezable], check=True)
+        rank_1.save(1)
+        wait_for(lambda: _state(pid) == "D", WAIT_SECONDS, "it is stuck")
+        image = rank_1.images[1]
+        assert os.fstat(image).st_blocks > 0
+        assert pid in old_writers.reclaim(directory, attempt=1)
+        assert not _has_ended(pidfd), "nobody can end it"
+        assert (os.fstat(image).st_size, os.fstat(image).st_blocks) == (0, 0)
+        subprocess.run(["fsfreeze", "--unfreeze", freezable], check=True)
+        assert _has_ended(pidfd, WAIT_SECONDS)
+        os.close(pidfd)
+    finally:
+        ranks.end()
+    save = Path(directory.attempt(0).save("global_step1.s0001"))
+    assert not save.exists() or list(save.iterdir()) == []
+
+
+def _state(pid: int | None) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
