@@ -3,8 +3,9 @@
 A `Row` is a directory in which attempts follow each other, each of two ranks. In every attempt one
 process, the actor, is held at the moment; the victims are killed with SIGKILL; the actor goes on if
 it is none of them. Where trainers have died the others follow, as a starter would see to; where
-only writers have, the attempt must recover and come to a clean end. Then everything that still runs
-must end by itself, and the next attempt shows what is left.
+only writers have, the attempt must recover and come to a clean end; where the starter has, the
+keepers must bring the attempt to its end. Then everything that still runs must end by itself, and
+the next attempt shows what is left.
 """
 
 import enum
@@ -16,7 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.protocol.layout import CheckpointDirectory
+from launcher import requeue
 from tests.faults import points
+from tests.faults.kept import KeptRanks
 from tests.faults.points import Fault
 from tests.protocol.driver.events import Event, Events, Process
 from tests.protocol.driver.faults import KEEP_LAST
@@ -40,6 +43,7 @@ class Victims(enum.Enum):
     ONE_WRITER = "one writer"
     WRITER_0 = "rank 0's writer"
     TRAINER_AND_WRITER = "trainer and writer"
+    STARTER = "starter"
 
     @property
     def hits_trainers(self) -> bool:
@@ -72,7 +76,7 @@ class Row:
     def hit(self, victims: Victims) -> None:
         """Run one attempt into the fault; raise AssertionError where the outcome is not right."""
         fault = self._fault(victims)
-        ranks, started = self._start(fault, None if victims.hits_trainers else _SAVES)
+        ranks, started = self._start(fault, victims)
         actor = self._held(ranks, fault)
         step = self._step_hit(started)
         self._await_others(ranks, fault, step)
@@ -87,7 +91,7 @@ class Row:
                 # time, and is the driver's to show.
                 self._writer(ranks, 0).kill()
         else:
-            ranks.end({0})
+            ranks.end({requeue.SAVED if victims is Victims.STARTER else 0})
             settled = [event["settled"] for event in self._events.told(ranks.key, "closed")]
             assert settled == [True] * WORLD_SIZE
         self._all_writers_end()
@@ -96,7 +100,7 @@ class Row:
     def finish(self) -> None:
         """Run an attempt that nothing disturbs, to its end."""
         fault = Fault("nobody", 0, points.STAGED, 1, str(self._root / "nothing"))
-        ranks, _ = self._start(fault, _SAVES)
+        ranks, _ = self._start(fault, None)
         ranks.end({0})
         self._all_writers_end()
         in_place = self._reader.in_place()
@@ -123,10 +127,16 @@ class Row:
             record=str(self._root / f"fired.{len(self._started)}"),
         )
 
-    def _start(self, fault: Fault, saves: int | None) -> tuple[Ranks, Event]:
+    def _start(self, fault: Fault, victims: Victims | None) -> tuple[Ranks, Event]:
+        """Start an attempt: of a few saves, or until what befalls trainers or starter ends it."""
+        endless = victims is not None and (victims.hits_trainers or victims is Victims.STARTER)
+        saves = None if endless else _SAVES
         settings = [self._settings(rank, saves) for rank in range(WORLD_SIZE)]
         program = [sys.executable, "-m", "tests.faults.trainer", fault.to_json()]
-        ranks = Ranks(settings, self._events, program)
+        if victims is Victims.STARTER:
+            ranks: Ranks = KeptRanks(settings, self._events, fault)
+        else:
+            ranks = Ranks(settings, self._events, program)
         self._started.append(ranks)
         started = ranks.start()
         assert started is not None, f"refused: nothing runs any more\n{ranks.log()}"
@@ -213,7 +223,10 @@ class Row:
             Victims.WRITER_0: [0],
             Victims.TRAINER_AND_WRITER: [actor_rank],
         }.get(victims, [])
-        ranks.signal(signal.SIGKILL, trainers)
+        if isinstance(ranks, KeptRanks):
+            ranks.kill_starter()
+        else:
+            ranks.signal(signal.SIGKILL, trainers)
         doomed = [self._writer(ranks, rank) for rank in writers]
         assert all(writer.kill() for writer in doomed), "a victim was gone already"
         return {rank: ranks.pid(rank) for rank in trainers}, [writer.pid for writer in doomed]

@@ -1,7 +1,7 @@
 """The fault matrix: every victim, killed with SIGKILL while a save is at every moment of its life.
 
-Starters as victims are in `tests/launcher/test_starter_lost.py` and
-`tests/distributed/test_exactness.py`; real DeepSpeed ranks in `test_deepspeed_ranks.py`.
+Real DeepSpeed ranks are in `test_deepspeed_ranks.py`; DeepSpeed's own starters in
+`tests/launcher/test_starter_lost.py`.
 """
 
 from pathlib import Path

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tests.protocol.driver.events import Event, Events
 from tests.protocol.driver.trainer import FENCED, REFUSED, Settings
@@ -33,18 +33,24 @@ class Ranks:
         self._events = events
         self.key = settings[0].key
         self._log = os.path.join(settings[0].logs, f"trainers.{self.key:05d}")
+        self._program = program
         with open(self._log, "wb") as log:
-            self._processes = [
-                subprocess.Popen(
-                    [*program, _json(one)],
-                    cwd=_REPOSITORY,
-                    stdin=subprocess.PIPE,
-                    stdout=events.write_end,
-                    stderr=log,
-                    start_new_session=True,  # a Ctrl-C is the driver's to handle
-                )
-                for one in settings
-            ]
+            self._processes = self._spawn(settings, log)
+
+    def _spawn(self, settings: list[Settings], log: IO[bytes]) -> list[subprocess.Popen[bytes]]:
+        return [self._popen([*self._program, _json(one)], log) for one in settings]
+
+    def _popen(
+        self, command: Sequence[str], log: IO[bytes], stdin: int = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            cwd=_REPOSITORY,
+            stdin=stdin,
+            stdout=self._events.write_end,
+            stderr=log,
+            start_new_session=True,  # a Ctrl-C is the driver's to handle
+        )
 
     @property
     def world_size(self) -> int:
@@ -129,9 +135,13 @@ class Ranks:
             f"start {self.key}: rank 0 (exit code {rank_0.poll()}) has not {kind}\n{self.log()}"
         )
 
-    def _send(self, rank: int, message: dict[str, Any]) -> None:
+    def _pipe(self, rank: int) -> IO[bytes]:
         pipe = self._processes[rank].stdin
         assert pipe is not None
+        return pipe
+
+    def _send(self, rank: int, message: dict[str, Any]) -> None:
+        pipe = self._pipe(rank)
         try:
             pipe.write(json.dumps(message).encode() + b"\n")
             pipe.flush()

@@ -203,7 +203,7 @@ class _Trainer:
         images = [_Image(plan.size_bytes) for _ in range(IMAGES)]
         history = tuple((number, step) for number, step in start["history"])
         count, step = 0, int(start["step"])
-        while count != settings.saves:
+        while self._goes_on(count):
             select.select([], [], [], self._random.random() * settings.pace_seconds)
             count, step = count + 1, step + 1
             if len(handover.held_images) == IMAGES or self._random.random() < settings.poll_chance:
@@ -231,6 +231,10 @@ class _Trainer:
         link.close()
         self._tell("closed", settled=settled, committed=handover.last_committed_step)
         return FENCED if handover.fenced else 0
+
+    def _goes_on(self, count: int) -> bool:
+        """Tell whether there is another save after `count` of them."""
+        return count != self._settings.saves
 
     def _stage(self, image: "_Image", data: bytes, count: int) -> None:
         half = len(data) // 2
