@@ -1,4 +1,4 @@
-"""What a run tells while it goes: a bar or lines for people, metrics and events for programs.
+"""What a run tells while it goes: a bar or lines for people; records and gauges for programs.
 
 Only rank 0 tells: the other ranks hold a `Progress` that writes their warnings to the log. On a
 terminal there is a bar; elsewhere a line at most every few seconds, so that a log of a week can be
@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from launcher.prometheus import MetricsFile
 from launcher.run_directory import RunDirectory
 
 LINE_EVERY_SECONDS = 5.0
@@ -32,6 +33,9 @@ _LOUD_EVENTS = {
     "stray",
     "data_changed",
 }
+
+_LAST_WORDS = ("committed", "abandoned", "failed", "fenced")
+"""After these nothing more is heard of a save."""
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +80,17 @@ class Progress:
         self._stream = stream
         self._bar: Any = None
         self._last_line_at = float("-inf")
+        self._saves: dict[int, float] = {}  # those under way: step, and since when
+        self._committed_at: float | None = None
+        self._gauges: MetricsFile | None = None
+        if directory is not None:
+            path = directory.path
+            self._gauges = MetricsFile(path / "metrics.prom", path.name, total_steps)
 
     def begin(self, from_step: int) -> None:
         """Show where the run stands before its first step."""
+        if self._gauges is not None:
+            self._gauges.begin(self.attempt, from_step)
         if self._directory is not None and self._stream.isatty():
             self._bar = tqdm(
                 total=self._total_steps, initial=from_step, file=self._stream, unit="step"
@@ -86,7 +98,7 @@ class Progress:
 
     def step(self, report: StepReport, last_committed_step: int | None) -> None:
         """Record a finished step."""
-        if self._directory is None:
+        if self._directory is None or self._gauges is None:
             return
         self._directory.metrics.append(
             {
@@ -100,6 +112,7 @@ class Progress:
                 "step_seconds": report.step_seconds,
             }
         )
+        self._gauges.step(report.step, report.loss, report.step_seconds, last_committed_step)
         figures = self._figures(report, last_committed_step)
         if self._bar is not None:
             self._bar.set_postfix_str(figures, refresh=False)
@@ -113,8 +126,10 @@ class Progress:
         level = logging.WARNING if name in _LOUD_EVENTS else logging.INFO
         details = ", ".join(f"{k}={v}" for k, v in event.items() if k != "event" and v is not None)
         logger.log(level, "%s: %s", name, details)
-        if self._directory is not None:
+        if self._directory is not None and self._gauges is not None:
             self._directory.events.append({"time": _now(), "attempt": self.attempt, **event})
+            self._gauges.event(event)
+            self._follow(event)
 
     def say(self, text: str) -> None:
         """Write one line for people, once, from rank 0."""
@@ -122,6 +137,9 @@ class Progress:
             self._write(text)
 
     def close(self) -> None:
+        """Let go of the terminal, and leave the last figures."""
+        if self._gauges is not None:
+            self._gauges.write()
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -137,7 +155,22 @@ class Progress:
         if self._tokens_per_step is not None and report.step_seconds > 0:
             figures.append(f"{self._tokens_per_step / report.step_seconds:,.0f} tokens/s")
         committed = "none" if last_committed_step is None else f"step {last_committed_step}"
-        return "  ".join([*figures, f"committed {committed}"])
+        if self._committed_at is not None:
+            committed += f" {time.monotonic() - self._committed_at:.0f} s ago"
+        figures.append(f"committed {committed}")
+        for step, since in self._saves.items():
+            figures.append(f"saving step {step} for {time.monotonic() - since:.0f} s")
+        return "  ".join(figures)
+
+    def _follow(self, event: Mapping[str, Any]) -> None:
+        """Remember which saves are under way, for the figures."""
+        kind, step = event.get("event"), event.get("step")
+        if kind == "staged" and step is not None:
+            self._saves[step] = time.monotonic()
+        elif kind in _LAST_WORDS:
+            self._saves.pop(step, None)  # type: ignore[arg-type]  # None is not there
+            if kind == "committed":
+                self._committed_at = time.monotonic()
 
     def _line_is_due(self, step: int) -> bool:
         now = time.monotonic()

@@ -99,6 +99,7 @@ def test_a_run_leaves_the_records_that_it_promises(reference: Path) -> None:
     kinds = [line["event"] for line in records(reference, "attempts.jsonl")]
     assert kinds == ["bring_up", "start", "end"]
     assert records(reference, "attempts.jsonl")[-1]["exit_code"] == 0
+    assert 'everstep_last_committed_step{run="run"} 20' in (reference / "metrics.prom").read_text()
     assert "width: 32" in (reference / "config.yaml").read_text()
     for rank in range(2):
         log = reference / "logs" / "attempt_0000" / f"rank_{rank:05d}.log"
