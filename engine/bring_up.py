@@ -22,9 +22,10 @@ from engine.checkpoint.writer_link import WriterLink, WriterStartError
 from engine.checkpoint.zero3 import Layout
 from engine.checkpointer import Checkpointer
 from engine.format.errors import FormatError
-from engine.protocol import files
+from engine.protocol import files, local
 from engine.protocol.acquire import RunHeldError, UnsuitableDirectoryError, acquire
 from engine.protocol.layout import OWNER, AttemptDirectory, CheckpointDirectory
+from engine.protocol.local import LocalDisk
 from engine.protocol.owner import Owner, Place
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,8 @@ def attach(
     Raises:
         RunHeldError: another live run holds the directory.
         RefusedError: the engine's settings hold state that cannot be saved.
-        CheckpointError: the directory is not shared by all ranks, or does not serve.
+        CheckpointError: the directory is not shared by all ranks, or does not serve; or
+            `local_dir` does not, on one of the nodes.
     """
     agreement = Agreement()
     layout = _layout(ds_engine, agreement)
@@ -71,7 +73,8 @@ def attach(
     def take_number() -> dict[str, Any]:
         me = Owner.this_process(agreement.world_size, environment)
         taken = acquire(paths, me, options.lease)
-        return {"attempt": taken.attempt, "nonce": taken.nonce, "root": root}
+        run = None if options.local_dir is None else local.run_of(paths)
+        return {"attempt": taken.attempt, "nonce": taken.nonce, "root": root, "run": run}
 
     try:
         taken = agreement.on_rank_0(take_number, _ERRORS)
@@ -79,11 +82,20 @@ def attach(
         raise CheckpointError(f"checkpoint.dir={root} does not serve: {error}") from error
     attempt, nonce = taken["attempt"], taken["nonce"]
     _require_shared(paths.attempt(attempt), nonce, agreement, root, taken["root"])
-    link = _start_writer(paths, attempt, agreement, options, keeper_fd)
+    local_run = _make_local_folder(paths, options.local_dir, taken["run"], agreement)
+    link = _start_writer(paths, attempt, agreement, options, local_run, keeper_fd)
     logger.info("attempt %d in %s", attempt, root)
     checkpoint_engine, copier = install(ds_engine), copier_for(ds_engine.device)
     session = Session(
-        ds_engine, checkpoint_engine, layout, paths, attempt, nonce, agreement, on_event
+        ds_engine,
+        checkpoint_engine,
+        layout,
+        paths,
+        attempt,
+        nonce,
+        agreement,
+        None if local_run is None else LocalDisk(local_run, agreement.rank, agreement.world_size),
+        on_event,
     )
     saver = Saver(link, agreement.rank, layout, copier, on_event)
     if copier.overlaps:
@@ -130,11 +142,29 @@ def _sees(attempt: AttemptDirectory, nonce: str) -> bool:
         time.sleep(_PAUSE_SECONDS)
 
 
+def _make_local_folder(
+    paths: CheckpointDirectory, local_dir: str | None, run: str, agreement: Agreement
+) -> str | None:
+    """Every rank makes the run's folder on its node's own disk; None without a local tier."""
+    if local_dir is None:
+        return None
+    folder, reason = None, ""
+    try:
+        folder = local.make_folder(local_dir, run, paths)
+    except UnsuitableDirectoryError as error:
+        reason = str(error)
+    verdict = agreement.reach(Severity.STOP if reason else Severity.NONE, reason)
+    if verdict.severity is not Severity.NONE:
+        raise CheckpointError(str(verdict))
+    return folder
+
+
 def _start_writer(
     paths: CheckpointDirectory,
     attempt: int,
     agreement: Agreement,
     options: CheckpointOptions,
+    local_run: str | None,
     keeper_fd: int | None,
 ) -> WriterLink:
     logs = options.log_directory or paths.attempt(attempt).path
@@ -153,6 +183,7 @@ def _start_writer(
             keep_every_steps=options.keep_every_steps,
             keep_best=options.keep_best,
             silence_seconds=options.writer_silence_seconds,
+            local_run=local_run,
         ),
         keeper_fd,
     )

@@ -81,7 +81,10 @@ class Checkpointer:
 
     @property
     def last_committed_step(self) -> int | None:
-        """The newest step that this attempt has committed or resumed from; rank 0 knows."""
+        """The newest step that this attempt has committed or resumed from; rank 0 knows.
+
+        One that is in the local tier only does not count.
+        """
         return self._saver.last_committed_step
 
     @property
@@ -127,7 +130,11 @@ class Checkpointer:
             rng.restore(resumed.rng)
         else:
             rng.derive(resumed.rng, manifest.sample_offset, self._session.layout.rank)
-        self._saved_step = self._saver.last_committed_step = manifest.step
+        self._saved_step = manifest.step
+        if resumed.is_local:
+            self._saver.drain(manifest)
+        else:
+            self._saver.last_committed_step = manifest.step
         return ResumedState(
             manifest.tag,
             manifest.step,

@@ -1,5 +1,6 @@
 """The settings of saving and resuming, checked when they are made."""
 
+import os
 from dataclasses import dataclass, field
 
 from engine.protocol.acquire import Lease
@@ -10,6 +11,8 @@ from engine.protocol.retention import KeepBest, Retention
 class CheckpointOptions:
     """Settings of a `Checkpointer`.
 
+    local_dir                absolute path on each node's own fast disk, where a save is written and
+                             committed first; None goes straight to the shared directory
     keep_last                committed tags of the run's own history that are kept, at least 1
     keep_every_steps         tags whose step is a multiple of it are kept for ever
     keep_best                the best tags of a metric that `save` is given are kept, too
@@ -20,11 +23,12 @@ class CheckpointOptions:
                              and headers, and takes a flipped bit in the data for training state
     paranoid                 read each commit back and compare it with the state that was live
     writer_silence_seconds   a writer that says nothing for so long is killed and replaced
-    bytes_per_second         cap of each writer's disk writes; None leaves them free
+    bytes_per_second         cap of each writer's writes to the shared disk; None leaves them free
     lease                    when an attempt on another host is taken for dead
     log_directory            for the writers' logs; None puts them into the attempt's directory
     """
 
+    local_dir: str | None = None
     keep_last: int = 2
     keep_every_steps: int | None = None
     keep_best: KeepBest | None = None
@@ -40,6 +44,8 @@ class CheckpointOptions:
 
     def __post_init__(self) -> None:
         Retention(self.keep_last, self.keep_every_steps, self.keep_best)  # it checks them
+        if self.local_dir is not None and not os.path.isabs(self.local_dir):
+            raise ValueError(f"local_dir is {self.local_dir!r}, wanted an absolute path")
         if self.max_failures < 1:
             raise ValueError(f"max_failures is {self.max_failures}, wanted 1 or more")
         if self.when_busy not in ("wait", "skip"):

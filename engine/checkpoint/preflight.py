@@ -11,7 +11,7 @@ import os
 from engine.checkpoint import memory, old_writers
 from engine.checkpoint.collective import Severity
 from engine.checkpoint.errors import CheckpointError
-from engine.checkpoint.handover import IMAGES
+from engine.checkpoint.handover import BACKLOG, IMAGES
 from engine.checkpoint.options import CheckpointOptions
 from engine.checkpoint.session import Session
 from engine.format import names
@@ -27,7 +27,8 @@ def check(session: Session, shard_bytes: int, options: CheckpointOptions) -> Non
     `shard_bytes` is this rank's; 0 where it is not known, which leaves this rank out. Called after
     resuming: where memory is short, the writers of earlier attempts on this host are ended.
 
-    A disk that has no room for `keep_last` checkpoints and one more is the event `low_space`.
+    A disk that has no room for `keep_last` checkpoints and one more is the event `low_space`, and
+    so is a node's own disk that cannot hold all saves which may be on their way from there.
     Quotas do not show in what a file system says is free, and other tenants' writes are not
     foreseen.
 
@@ -39,6 +40,9 @@ def check(session: Session, shard_bytes: int, options: CheckpointOptions) -> Non
     try:
         _make_room(session, IMAGES * sum(local))
         reasons = [_lack_of_memory(local)]
+        if session.local is not None:
+            is_first = _this_host() not in [host for host, _ in rows[: session.rank]]
+            reasons.append(_lack_of_local_space(session, session.local.root, local, is_first))
         if session.rank == 0:
             total = sum(size for _, size in rows)
             reasons.append(_lack_of_space(session, total, options.keep_last))
@@ -103,5 +107,34 @@ def _lack_of_space(session: Session, checkpoint_bytes: int, keep_last: int) -> s
             free_bytes=free,
             needed_bytes=wanted,
             reason=f"{numbers}; checkpoint.keep_last={keep_last} and one more need {wanted}",
+        )
+    return ""
+
+
+def _lack_of_local_space(session: Session, folder: str, shards: list[int], is_first: bool) -> str:
+    """Return why this node's own disk is too small; emit an event, on the node's first rank, where
+    it is only smaller than wanted.
+    """
+    status = os.statvfs(folder)
+    if status.f_blocks == 0:
+        return ""
+    free = status.f_bavail * status.f_frsize
+    save, wanted = sum(shards), (BACKLOG + 1) * sum(shards)
+    numbers = (
+        f"a save of the {len(shards)} ranks of host {Place.here().host} has {save} bytes, and "
+        f"{free} bytes are free in {folder}"
+    )
+    if free < save:
+        return (
+            f"checkpoint.local_dir has no room for one save: {numbers}. Make room, set it to a "
+            "larger disk, or to null"
+        )
+    if free < wanted and is_first:
+        session.emit(
+            "low_space",
+            free_bytes=free,
+            needed_bytes=wanted,
+            reason=f"{numbers}; {BACKLOG + 1} saves, which may wait there for checkpoint.dir, need "
+            f"{wanted}. What has no room goes straight to checkpoint.dir",
         )
     return ""

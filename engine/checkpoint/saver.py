@@ -5,6 +5,7 @@ copy is complete. What becomes of a sealed save is `Handover`'s. Training thread
 is collective: `engine.checkpointer` agrees with the other ranks between the steps.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,8 +16,11 @@ from engine.checkpoint.snapshot import Snapshot
 from engine.checkpoint.staging import StagingArea
 from engine.checkpoint.writer_link import Seal, WriterLink
 from engine.checkpoint.zero3 import Layout
+from engine.format.manifest import Manifest
 from engine.format.names import SaveId, save_directory, step_of
 from engine.format.shard import metadata_of
+
+_NO_SAVE = 0  # the save counter of an attempt's own saves begins at 1
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,23 @@ class Saver(Handover):
         self._agreed = replace(staged, seal=seal, pause_seconds=pause_seconds)
         if not self._copier.overlaps:
             self.finish_copy()
+
+    def drain(self, manifest: Manifest) -> None:
+        """Have a save that an earlier attempt left in the local tier put into the shared directory.
+
+        With this attempt's own saves, ahead of all of them; as that attempt's, by its save id.
+        """
+        shard = manifest.shards[self._layout.rank]
+        self.hand_over_local(
+            Seal(
+                save=save_directory(manifest.tag, _NO_SAVE),
+                save_id=manifest.save_id,
+                size_bytes=shard.size_bytes,
+                data_offset=shard.data_offset,
+                draft=json.dumps(manifest.draft_json()).encode() if self._rank == 0 else None,
+                digest=shard.digest,
+            )
+        )
 
     def finish_copy(self) -> None:
         """Wait for the copy under way, if there is one, and seal it: now it is fully staged.

@@ -8,6 +8,7 @@ from engine.checkpoint.collective import Agreement
 from engine.checkpoint.deepspeed_engine import EverstepCheckpointEngine
 from engine.checkpoint.zero3 import Layout
 from engine.protocol.layout import CheckpointDirectory
+from engine.protocol.local import LocalDisk
 
 Event = dict[str, Any]
 
@@ -21,6 +22,7 @@ class Session:
     directory   of the checkpoints
     attempt     its number; nonce is in the id of each of its saves
     agreement   the CPU group of all ranks
+    local       this rank's files on its node's own disk; None without a local tier
     on_event    is told, on the training thread, of everything that happens to a save
     """
 
@@ -31,6 +33,7 @@ class Session:
     attempt: int
     nonce: str
     agreement: Agreement
+    local: LocalDisk | None
     on_event: Callable[[Event], None]
 
     @property

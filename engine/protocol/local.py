@@ -20,6 +20,7 @@ from engine.format.errors import FormatError
 from engine.format.manifest import Manifest, Receipt
 from engine.format.names import SaveId
 from engine.protocol import commit, files
+from engine.protocol.acquire import UnsuitableDirectoryError, attempt_numbers
 from engine.protocol.commit import Published
 from engine.protocol.files import Renamed
 from engine.protocol.layout import MANIFEST, CheckpointDirectory
@@ -58,13 +59,42 @@ class LocalDisk:
 
 
 def run_of(directory: CheckpointDirectory) -> str:
-    """Return what names a run on its nodes' disks: attempt 0's nonce. Attempts are never removed.
+    """Return what names a run on its nodes' disks: its first attempt's nonce, which stays for ever.
 
-    Raises FormatError, OSError: attempt 0's record is damaged or cannot be read.
+    Raises FormatError, OSError: that attempt's record is damaged or cannot be read.
     """
-    path = directory.attempt(0).owner
+    path = directory.attempt(min(attempt_numbers(directory))).owner
     with open(path, "rb") as file:
         return Owner.from_bytes(file.read(), path).nonce
+
+
+def make_folder(local_dir: str, run: str, directory: CheckpointDirectory) -> str:
+    """Make the folder of `run` on this node's own disk, see that it serves, and return its path.
+
+    Raises UnsuitableDirectoryError where it cannot be made or written to, or is in the checkpoint
+    directory itself.
+    """
+    shared, own = os.path.realpath(directory.root), os.path.realpath(local_dir)
+    if os.path.commonpath([shared, own]) == shared:
+        raise UnsuitableDirectoryError(
+            f"checkpoint.local_dir={local_dir} is checkpoint.dir={directory.root}, or in it. Set "
+            "it to a directory on each node's own disk, or to null"
+        )
+    folder = os.path.join(local_dir, run)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        probe = os.path.join(folder, f".probe.{os.getpid()}")
+        try:
+            files.touch(probe)
+            files.fsync_directory(folder)
+        finally:
+            _unlink(probe)
+    except OSError as error:
+        raise UnsuitableDirectoryError(
+            f"checkpoint.local_dir={local_dir} does not serve on this node: {error}. Set it to a "
+            "directory that each node can write to, or to null"
+        ) from error
+    return folder
 
 
 def clear(

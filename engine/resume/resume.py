@@ -2,14 +2,16 @@
 
 Rank 0 takes over what older attempts left and proposes candidates; every rank reads its own part of
 one, at whatever world size it was saved, and checks its share of the shards; the first candidate
-that is whole on all ranks is restored. Only then is the attempt's line of history recorded, so that
-a start that fails moves nothing.
+that is whole on all ranks is restored. One that is only in the local tier is taken if all ranks
+find their files on their nodes' disks; of any other one, too, a rank that has its file there reads
+that. Only then is the attempt's line of history recorded, so that a start that fails moves nothing.
 """
 
 import logging
+import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from engine.checkpoint.session import Session
 from engine.checkpoint.zero3 import optimizer_kind
 from engine.format.errors import FormatError
 from engine.format.manifest import Manifest
-from engine.protocol import history, takeover
+from engine.protocol import history, local, takeover
 from engine.protocol.history import History
 from engine.resume import reshard, restore, validate
 from engine.resume.choose import Candidate, Choice, choose
@@ -42,6 +44,7 @@ class Resumed:
     """What was restored, and the line of history that the attempt stands on.
 
     manifest, client_state, rng  None, {} and {} on a fresh start
+    is_local    whether it is only in the local tier, and has to go on from there
     rng_is_own  whether `rng` are this rank's generators; else those of rank 0 of another world size
     """
 
@@ -50,6 +53,7 @@ class Resumed:
     client_state: dict[str, Any]
     rng: dict[str, torch.Tensor]
     rng_is_own: bool
+    is_local: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class _Read:
     candidate: Candidate
     targets: Targets
     bytes_read: int
+    from_local: bool
 
 
 class Resumer:
@@ -93,10 +98,10 @@ class Resumer:
             read = self._read(self._propose(index, accept), whole)
             if read is not None:
                 return self._restore(read, whole, started)
-        if proposals:
+        if proposals and not self._agreement.broadcast(self._choice.starts_fresh):
             raise NothingToResumeError(
                 f"resume={mode}: no checkpoint in {self._session.directory.root} is intact; the "
-                "log names the damaged files. To start from scratch all the same, set resume=never"
+                "log names the files. To start from scratch all the same, set resume=never"
             )
         return Resumed(self._begin(None), None, {}, {}, True)
 
@@ -110,7 +115,8 @@ class Resumer:
                 outcome=save.outcome,
                 reason=save.reason,
             )
-        self._choice = choose(self._session.directory, self._session.attempt, mode)
+        local_ranks = None if self._session.local is None else self._session.layout.world_size
+        self._choice = choose(self._session.directory, self._session.attempt, mode, local_ranks)
         for passed in self._choice.passed_over:
             logger.warning("passed over: %s", passed.reason)
             self._session.emit("passed_over", path=passed.path, reason=passed.reason)
@@ -119,19 +125,25 @@ class Resumer:
     def _propose(self, index: int, accept: Callable[[Manifest], None]) -> Candidate:
         """Tell every rank of rank 0's candidate number `index`."""
 
-        def propose() -> dict[str, str]:
+        def propose() -> dict[str, Any]:
             candidate = self._choice.candidates[index]
             accept(candidate.manifest)
-            return {"path": candidate.path, "manifest": candidate.manifest.to_bytes().decode()}
+            return {
+                "path": candidate.path,
+                "manifest": candidate.manifest.to_bytes().decode(),
+                "is_local": candidate.is_local,
+            }
 
         told = self._agreement.on_rank_0(propose, _ERRORS)
-        return Candidate(Manifest.from_bytes(told["manifest"].encode(), told["path"]), told["path"])
+        path = told["path"]
+        manifest = Manifest.from_bytes(told["manifest"].encode(), path)
+        return Candidate(manifest, path, told["is_local"])
 
     def _read(self, candidate: Candidate, whole: dict[str, torch.Tensor]) -> _Read | None:
-        """Read a candidate on all ranks; None if it is damaged and the next may be tried."""
+        """Read a candidate on all ranks; None if one cannot and the next may be tried."""
         read, severity, reason = None, Severity.NONE, ""
         try:
-            read = self._read_mine(candidate, whole)
+            read = self._read_nearest(candidate, whole)
         except MismatchError as error:
             severity, reason = Severity.STOP, str(error)
         except DamagedShardError as error:
@@ -141,6 +153,9 @@ class Resumer:
             return read
         if verdict.severity is Severity.STOP:
             raise MismatchError(str(verdict))
+        if candidate.is_local:
+            self._pass_over_local(candidate.manifest.tag, str(verdict))
+            return None
         logger.error("%s is damaged: %s", candidate.manifest.tag, verdict)
         self._session.emit("damaged", tag=candidate.manifest.tag, reason=str(verdict))
         if not self._agreement.broadcast(self._choice.walks_back):
@@ -149,6 +164,38 @@ class Resumer:
                 "An older checkpoint is only used with resume=auto, or when it is named"
             )
         return None
+
+    def _pass_over_local(self, tag: str, reason: str) -> None:
+        """No damage: a node was lost, or a rank is not where it was.
+
+        Raises NothingToResumeError on every rank where this one was named.
+        """
+        logger.warning("%s is only in the local tier, and not whole there: %s", tag, reason)
+        self._session.emit("local_incomplete", tag=tag, reason=reason)
+        if self._agreement.broadcast(self._choice.is_named):
+            raise NothingToResumeError(
+                f"{tag} is only in the local tier, and not all ranks have their file of it: "
+                f"{reason}\nStart the ranks on the nodes that saved it, or name another checkpoint"
+            )
+
+    def _read_nearest(self, candidate: Candidate, whole: dict[str, torch.Tensor]) -> _Read:
+        """Read this rank's part from its node's own disk if it is there, else from the shared one.
+
+        Raises DamagedShardError, MismatchError.
+        """
+        disk, manifest = self._session.local, candidate.manifest
+        if disk is None or manifest.world_size != disk.world_size:
+            return self._read_mine(candidate, whole)
+        near = replace(candidate, shards=disk.directory(manifest.save_id))
+        if candidate.is_local:
+            return self._read_mine(near, whole)
+        if os.path.exists(disk.file(manifest.save_id)):
+            try:
+                return self._read_mine(near, whole)
+            except DamagedShardError as error:
+                logger.warning("read from %s instead: %s", candidate.path, error)
+                self._session.emit("local_unusable", tag=manifest.tag, reason=str(error))
+        return self._read_mine(candidate, whole)
 
     def _read_mine(self, candidate: Candidate, whole: dict[str, torch.Tensor]) -> _Read:
         manifest, layout = candidate.manifest, self._session.layout
@@ -159,9 +206,11 @@ class Resumer:
         targets = Targets.of(manifest, layout, [entry.name for entry in wanted])
         checkers = reshard.checkers(manifest.world_size, layout.world_size)
         mine = {shard for shard, rank in enumerate(checkers) if rank == layout.rank}
-        with ShardReader(candidate, full=self._full) as reader:
+        from_local = candidate.shards is not None
+        # A file of the local tier is nothing without its digest.
+        with ShardReader(candidate, full=self._full or from_local) as reader:
             reader.read(targets.takes, targets.tensors, mine)
-            return _Read(candidate, targets, reader.bytes_read)
+            return _Read(candidate, targets, reader.bytes_read, from_local)
 
     def _restore(self, read: _Read, whole: dict[str, torch.Tensor], started: float) -> Resumed:
         manifest, targets = read.candidate.manifest, read.targets
@@ -176,10 +225,13 @@ class Resumer:
             saved_by_ranks=saved_by,
             ranks=world_size,
             bytes=read.bytes_read,
+            from_local=read.from_local,
             seconds=time.monotonic() - started,
         )
         rng = {name: state for name, state in targets.whole.items() if name.startswith("rng/")}
-        return Resumed(line, manifest, client_state, rng, saved_by == world_size)
+        return Resumed(
+            line, manifest, client_state, rng, saved_by == world_size, read.candidate.is_local
+        )
 
     def _say_what_changed(self, manifest: Manifest, whole: dict[str, torch.Tensor]) -> None:
         """What cannot be as it was is an event on every rank, and a line of rank 0's log."""
@@ -209,4 +261,13 @@ class Resumer:
                 )
             return history.to_json(line)
 
-        return history.from_json(self._agreement.on_rank_0(begin, _ERRORS))
+        line = history.from_json(self._agreement.on_rank_0(begin, _ERRORS))
+        self._clear_local(None if manifest is None else manifest.save_id)
+        return line
+
+    def _clear_local(self, keep: str | None) -> None:
+        """Remove what older attempts left on this node, now that the choice was made."""
+        disk, session = self._session.local, self._session
+        if disk is not None:
+            for path, reason in local.clear(disk.root, session.directory, session.attempt, keep):
+                logger.warning("%s could not be removed: %s", path, reason)

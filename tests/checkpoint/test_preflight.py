@@ -62,6 +62,7 @@ def _check(
         rank=0,
         attempt=1,
         directory=CheckpointDirectory(str(root)),
+        local=None,
         emit=lambda event, **fields: events.append((event, fields)),
     )
     options = CheckpointOptions(keep_last=keep_last, commit_deadline_seconds=60)
