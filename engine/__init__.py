@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from engine.checkpoint.options import CheckpointOptions
     from engine.checkpointer import Checkpointer, ResumedState
     from engine.exchange.errors import ExchangeError
-    from engine.protocol.acquire import RunHeldError, UnsuitableDirectoryError
+    from engine.protocol.acquire import Lease, RunHeldError, UnsuitableDirectoryError
     from engine.protocol.retention import KeepBest
     from engine.resume.errors import MismatchError, NothingToResumeError, ResumeError
     from engine.resume.initial import initialize_from
@@ -35,6 +35,7 @@ _WHERE = {
     "ExchangeError": "engine.exchange.errors",
     "FencedError": "engine.checkpoint.errors",
     "KeepBest": "engine.protocol.retention",
+    "Lease": "engine.protocol.acquire",
     "MismatchError": "engine.resume.errors",
     "NothingToResumeError": "engine.resume.errors",
     "RefusedError": "engine.checkpoint.errors",
@@ -54,6 +55,7 @@ __all__ = [
     "ExchangeError",
     "FencedError",
     "KeepBest",
+    "Lease",
     "MismatchError",
     "NothingToResumeError",
     "RefusedError",

@@ -19,6 +19,8 @@ from launcher.errors import ConfigError
 _RESUME_WORDS = ("auto", "never", "must")
 _PATHS = ("path", "init_from")  # in open sections, those of a component and of the model
 
+_LEAST_LEASE_SECONDS = 45
+
 METRICS = ("loss",)
 """What the step loop tells of each save, for `checkpoint.keep_best`."""
 
@@ -134,6 +136,12 @@ class CheckpointSettings:
     """Cap of what each rank writes to the disk; null leaves it free."""
     commit_deadline_seconds: float
     """A save whose shards are not all durable by then is abandoned."""
+    lease_seconds: float
+    """A run on another host is taken for dead when it has given no sign of life for so long. It
+    gives one every 5 seconds, and says so when none of them has got through for this long."""
+    writer_silence_seconds: float
+    """A writer process that says nothing for so long is killed and replaced. It speaks whatever
+    the disk does, so only one that was stopped, or starved of its processor, is silent."""
     max_failures: int
     """The run stops after this many failed saves in a row."""
     when_busy: str
@@ -150,11 +158,18 @@ class CheckpointSettings:
             _at_least("checkpoint.every_steps", self.every_steps, 1)
         if self.keep_every_steps is not None:
             _at_least("checkpoint.keep_every_steps", self.keep_every_steps, 1)
-        for name in ("every_minutes", "max_bytes_per_second", "commit_deadline_seconds"):
+        for name in (
+            "every_minutes",
+            "max_bytes_per_second",
+            "commit_deadline_seconds",
+            "writer_silence_seconds",
+        ):
             value = getattr(self, name)
             _require(
                 value is None or value > 0, f"checkpoint.{name}={value}: wanted a number above 0."
             )
+        # Nine beats: a shorter one would take a living run's place.
+        _at_least("checkpoint.lease_seconds", self.lease_seconds, _LEAST_LEASE_SECONDS)
         _at_least("checkpoint.keep_last", self.keep_last, 1)
         _at_least("checkpoint.max_failures", self.max_failures, 1)
         _require(
@@ -278,14 +293,18 @@ class Settings:
             f"resume={self.resume!r}: wanted auto, never, must, or a tag such as global_step400.",
         )
         deepspeed_section.check(self.deepspeed)
-        for phase in ("resume", "save"):  # both may wait for a commit
+        for phase, waits_for, would in (
+            ("resume", "commit_deadline_seconds", "a slow save"),
+            ("resume", "lease_seconds", "waiting for a run that has gone"),
+            ("save", "commit_deadline_seconds", "a slow save"),
+        ):
             minutes = getattr(self.launch, f"{phase}_timeout_minutes")
-            deadline = self.checkpoint.commit_deadline_seconds
+            seconds = getattr(self.checkpoint, waits_for)
             _require(
-                minutes * 60 > deadline,
+                minutes * 60 > seconds,
                 f"launch.{phase}_timeout_minutes={minutes:g} is not longer than "
-                f"checkpoint.commit_deadline_seconds={deadline:g}: a slow save would be taken for "
-                "a hang. Raise the first, or lower the second.",
+                f"checkpoint.{waits_for}={seconds:g}: {would} would be taken for a hang. Raise the "
+                "first, or lower the second.",
             )
 
     @property

@@ -28,6 +28,9 @@ class Checkpoints(Protocol):
     @property
     def last_committed_step(self) -> int | None: ...
 
+    @property
+    def fenced(self) -> bool: ...
+
     def save(
         self,
         step: int,
@@ -146,7 +149,6 @@ class StepLoop:
             with self._watchdog.phase("step"):
                 edge = self._step()
             stopping, self.stopped_by_file = edge.stop, edge.stop_file
-            self._checkpoints.poll()
             if self._cadence.is_due(self.position.step, edge.save):
                 self._save()
         if self._staged_step != self.position.step and self.position.step > begin:
@@ -177,10 +179,12 @@ class StepLoop:
         return edge
 
     def _begin_edge(self, loss: float) -> Callable[[], Edge]:
+        self._checkpoints.poll()
         asked, save = Asked(), False
         if self._control is not None:
             asked = self._control.look()
-            save = asked.save or self._cadence.clock_says_save()
+            # Rank 0 alone knows that the run was taken over; the save tells all, by FencedError.
+            save = asked.save or self._cadence.clock_says_save() or self._checkpoints.fenced
         return self._agreement.begin(
             loss=loss, stop=self._stop.requested, save=save, stop_file=asked.stop
         )

@@ -146,6 +146,8 @@ class Session:
                 keep_best=None if best is None else engine.KeepBest(**asdict(best)),
                 bytes_per_second=checkpoint.max_bytes_per_second,
                 commit_deadline_seconds=checkpoint.commit_deadline_seconds,
+                lease=engine.Lease(seconds=checkpoint.lease_seconds),
+                writer_silence_seconds=checkpoint.writer_silence_seconds,
                 max_failures=checkpoint.max_failures,
                 when_busy=checkpoint.when_busy,
                 paranoid=checkpoint.paranoid,

@@ -113,6 +113,17 @@ def test_a_run_directory_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) 
         (["checkpoint.keep_last=0"], ["checkpoint.keep_last=0"]),
         (["checkpoint.keep_every_steps=0"], ["checkpoint.keep_every_steps=0"]),
         (["checkpoint.max_bytes_per_second=0"], ["checkpoint.max_bytes_per_second=0", "above 0"]),
+        (["checkpoint.lease_seconds=44"], ["checkpoint.lease_seconds=44", "45 or more"]),
+        (
+            ["checkpoint.lease_seconds=3600"],
+            ["launch.resume_timeout_minutes=60", "checkpoint.lease_seconds=3600", "Raise"],
+        ),
+        (
+            ["checkpoint.writer_silence_seconds=0"],
+            ["checkpoint.writer_silence_seconds=0", "above 0"],
+        ),
+        (["checkpoint.commit_deadline_seconds=-1"], ["commit_deadline_seconds=-1", "above 0"]),
+        (["checkpoint.max_failures=0"], ["checkpoint.max_failures=0", "1 or more"]),
         (["checkpoint.when_busy=never"], ["checkpoint.when_busy='never'", "wait or skip"]),
         (["checkpoint.keep_best={metric: loss}"], ["checkpoint.keep_best.mode is not set"]),
         (

@@ -12,6 +12,7 @@ import torch
 
 from launcher.builders import learning_rate_factor
 from launcher.config import ScheduleSettings
+from launcher.control import Asked
 from launcher.loop import Cadence, LoopSettings, Position, StepLoop
 from launcher.stop import Edge
 
@@ -68,6 +69,7 @@ class BusyCheckpoints:
     """A disk that is never ready in time: whoever does not wait is sent away."""
 
     last_committed_step = None
+    fenced = False
 
     def __init__(self) -> None:
         self.asked: list[tuple[int, str | None]] = []
@@ -96,17 +98,52 @@ class LoneAgreement:
 @pytest.mark.parametrize(("stop_at", "last"), [(2, 2), (1000, 3)])
 def test_the_save_that_a_run_ends_with_waits_for_a_busy_disk(stop_at: int, last: int) -> None:
     checkpoints = BusyCheckpoints()
+    loop = _loop(checkpoints, stop_at)
+    assert loop.run() == (last == 3)
+    assert checkpoints.asked == [*((step, None) for step in range(1, last + 1)), (last, "wait")]
+    assert loop.has_staged_its_position
+
+
+class TakenOverError(Exception):
+    """What every rank raises from the save."""
+
+
+class FencedCheckpoints(BusyCheckpoints):
+    """Told, after a step, that another start has taken the run over."""
+
+    def __init__(self, after_polls: int) -> None:
+        super().__init__()
+        self._left = after_polls
+
+    def poll(self) -> None:
+        self._left -= 1
+        self.fenced = self._left <= 0
+
+    def save(self, step: int, *, when_busy: str | None, **state: Any) -> bool:
+        raise TakenOverError(step)
+
+
+def test_a_run_that_was_taken_over_saves_at_once_and_so_learns_it_on_all_ranks() -> None:
+    control = mock.MagicMock(look=Asked)
+    loop = _loop(FencedCheckpoints(2), stop_at=1000, every_steps=1000, control=control)
+    with pytest.raises(TakenOverError, match="2"):
+        loop.run()
+
+
+def _loop(
+    checkpoints: BusyCheckpoints, stop_at: int, every_steps: int = 1, control: Any = None
+) -> StepLoop:
     engine = mock.MagicMock(device="cpu")
     engine.return_value = torch.tensor(1.0)
     engine.get_global_grad_norm.return_value = None
-    loop = StepLoop(
+    return StepLoop(
         LoopSettings(3, 1, 4),
         engine=engine,
         batches=itertools.repeat({"x": torch.zeros(1)}),
         checkpoints=checkpoints,
-        cadence=Cadence(every_steps=1, every_minutes=None),
+        cadence=Cadence(every_steps=every_steps, every_minutes=None),
         agreement=LoneAgreement(stop_at),  # type: ignore[arg-type]
-        control=None,
+        control=control,
         stop=mock.MagicMock(requested=False),
         watchdog=mock.MagicMock(),
         progress=mock.MagicMock(),
@@ -114,6 +151,3 @@ def test_the_save_that_a_run_ends_with_waits_for_a_busy_disk(stop_at: int, last:
         stream_state=lambda offset: None,
         client_state={},
     )
-    assert loop.run() == (last == 3)
-    assert checkpoints.asked == [*((step, None) for step in range(1, last + 1)), (last, "wait")]
-    assert loop.has_staged_its_position
