@@ -1,29 +1,19 @@
-"""Micro batches: the cut over ranks, and continuing at any offset with any layout.
-
-Where not said otherwise: the samples before and after a restore, joined, are those of the run that
-never stopped, in order.
-"""
+"""Micro batches: the cut over ranks, what they are made of, and what a loader refuses."""
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 import torch.utils.data
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engine.stream import (
     Component,
-    Stage,
     Stream,
     StreamError,
     StreamLoader,
@@ -31,159 +21,8 @@ from engine.stream import (
     TokenWindows,
 )
 from engine.stream.source import SAMPLED_RANGES, SAMPLED_TOKENS
-from tests.stream.datasets import Augmented, Numbered, Told
-
-Sample = tuple[int, ...]
-
-
-def mixed() -> Stream:
-    """Two components whose epochs end after 11 and 4 draws of theirs; every sample has draws."""
-    return Stream([Component("a", Augmented(11), 0.6), Component("b", Augmented(4), 0.4)], seed=5)
-
-
-def planned() -> Stream:
-    """The same with all that a plan can hold: a limit that is reached, stages, skips, an end."""
-    return Stream(
-        [
-            Component("a", Augmented(11), 0.6, epochs=3),
-            Component("b", Augmented(4), 0.4, epochs=2),
-            Component("c", Augmented(7), 0.0, epochs=3),
-        ],
-        seed=5,
-        stages=[Stage(13, {"a": 0.1}), Stage(29, {"a": 0.5, "c": 0.5})],
-        skip=[[5, 7], [12, 16], [40, 41]],
-    )
-
-
-def expected(stream: Stream, begin: int, end: int) -> list[Sample]:
-    """Read the samples one by one, without a loader."""
-    state = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    samples = [stream.sample(index) for index in range(begin, end)]
-    torch.set_rng_state(state[0])
-    random.setstate(state[1])
-    np.random.set_state(state[2])
-    return [tuple(int(value) for value in sample.values()) for sample in samples]
-
-
-@contextmanager
-def all_ranks(
-    stream: Stream,
-    *,
-    ranks: int,
-    micro: int,
-    offset: int,
-    workers: int = 0,
-    accumulation: int = 1,
-    state: dict[str, Any] | None = None,
-) -> Iterator[Iterator[list[Sample]]]:
-    """Yield an iterator over micro steps, each the samples of all ranks in rank order.
-
-    Starts at `offset`, or with loaders made at 0 that load a state which says it.
-    """
-    with ExitStack() as stack:
-        loaders = [
-            stack.enter_context(
-                closing(
-                    StreamLoader(
-                        stream,
-                        micro_batch_size=micro,
-                        dp_rank=rank,
-                        dp_world_size=ranks,
-                        sample_offset=offset if state is None else 0,
-                        global_batch_size=ranks * micro * accumulation,
-                        workers=workers,
-                    )
-                )
-            )
-            for rank in range(ranks)
-        ]
-        for loader in loaders:
-            if state is not None:
-                loader.load_state_dict(state)
-        yield (
-            [
-                sample
-                for loader in loaders
-                for sample in zip(*(part.tolist() for part in next(loader).values()), strict=True)
-            ]
-            for _ in itertools.count()
-        )
-
-
-def read(count: int, stream: Stream | None = None, **layout: Any) -> list[Sample]:
-    """Read `count` samples of a stream, a fresh one if none is given, with fresh loaders."""
-    per_micro_step = layout["ranks"] * layout["micro"]
-    assert count % per_micro_step == 0
-    with all_ranks(stream or mixed(), **layout) as micro_steps:
-        return [
-            sample
-            for micro_step in itertools.islice(micro_steps, count // per_micro_step)
-            for sample in micro_step
-        ]
-
-
-@pytest.mark.parametrize("make", [mixed, planned])
-def test_restored_at_every_position_over_two_epoch_ends_the_whole_tail_is_the_same(
-    make: Callable[[], Stream],
-) -> None:
-    """With other ranks, micro and global batches and workers each time, all of it made anew."""
-    layouts = itertools.cycle(
-        [(1, 1, 6), (2, 1, 1), (1, 3, 2), (2, 3, 1), (3, 2, 1), (6, 1, 1), (1, 6, 1), (3, 1, 2)]
-    )
-    # Without a plan, "a" ends its second epoch at about 37 and "b" its fourth at 40. With it, every
-    # sample but the seven that are skipped is used, and the global batches of 6 end one before it.
-    assert planned().length == 33 + 8 + 21 - 7 == 55
-    count = 54 if make is planned else 48
-    uninterrupted = read(count, make(), ranks=2, micro=1, offset=0)
-    assert uninterrupted == expected(make(), 0, count)
-    workers = itertools.cycle([0, 0, 1, 0, 2])
-    for position in range(count):
-        ranks, micro, accumulation = next(layouts)
-        tail = -(-(count - position) // 6) * 6
-        stream = make()
-        if stream.length is not None:
-            tail = (stream.length - position) // 6 * 6
-        resumed = read(
-            tail,
-            stream,
-            ranks=ranks,
-            micro=micro,
-            accumulation=accumulation,
-            offset=position,
-            workers=next(workers),
-            state={"sample_offset": position, "fingerprint": make().fingerprint()}
-            if position % 2
-            else None,
-        )
-        joined = uninterrupted[:position] + resumed
-        assert joined[:count] == uninterrupted[: len(joined)], (position, ranks, micro)
-
-
-@given(offset=st.integers(0, 10**12), ranks=st.integers(1, 5), micro=st.integers(1, 5))
-@settings(deadline=None, max_examples=40)
-def test_any_offset_is_continued_exactly_whatever_divides_it(
-    offset: int, ranks: int, micro: int
-) -> None:
-    count = 2 * ranks * micro
-    found = read(count, ranks=ranks, micro=micro, offset=offset)
-    assert found == expected(mixed(), offset, offset + count)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_workers_and_what_they_prefetched_do_not_count_as_used(workers: int) -> None:
-    """Each rank's workers have read ahead of the third micro step when the run stops there."""
-    with all_ranks(mixed(), ranks=2, micro=2, offset=0, workers=workers) as micro_steps:
-        used = [sample for step in itertools.islice(micro_steps, 3) for sample in step]
-    resumed = read(24, ranks=1, micro=3, offset=len(used), workers=workers)
-    assert used + resumed == expected(mixed(), 0, 36)
-
-
-def test_four_ranks_then_two_then_eight_read_the_same_global_batches() -> None:
-    found = [
-        read(8, ranks=ranks, micro=8 // ranks, offset=8 * step)
-        for step, ranks in enumerate((4, 2, 8))
-    ]
-    assert list(itertools.chain(*found)) == expected(mixed(), 0, 24)
+from tests.stream.datasets import Numbered, Told
+from tests.stream.reading import expected, mixed, read
 
 
 def test_each_rank_takes_its_own_slice_of_each_micro_step() -> None:
@@ -294,16 +133,6 @@ def test_the_trainers_generators_are_neither_used_nor_moved(workers: int) -> Non
         assert after[:2] == before[:2]
         assert torch.equal(after[2], before[2])
     assert found[0] == found[1]
-
-
-def test_a_draw_inside_a_data_set_is_new_in_each_epoch_and_for_each_sample() -> None:
-    stream = Stream([Component("only", Augmented(10))], seed=0)
-    samples = expected(stream, 0, 30)
-    assert sorted(sample[0] for sample in samples) == sorted(3 * list(range(10)))
-    for generator in (1, 2, 3):
-        assert len({sample[generator] for sample in samples}) == 30
-    other = Stream([Component("only", Augmented(10))], seed=1)
-    assert not {s[1] for s in samples} & {s[1] for s in expected(other, 0, 30)}
 
 
 def single(stream: Stream, micro: int = 1, workers: int = 0) -> StreamLoader:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from engine.stream import Component, Stream, StreamError
@@ -36,23 +34,6 @@ def test_each_component_goes_through_epochs_of_its_own_with_every_sample_once() 
         assert all(sorted(order) == list(range(length)) for order in orders)
         # Five samples have 120 orders only: some come again among the 40 epochs of "small".
         assert len(set(orders)) > (whole // 2 if length == 5 else whole - 1)
-
-
-def test_the_first_sample_of_an_epoch_follows_the_last_of_the_one_before() -> None:
-    stream = Stream([Component("only", Numbered(512))], seed=0)
-    places = [stream.place(index) for index in range(1025)]
-    assert {place.index for place in places[:512]} == set(range(512))
-    assert [places[i].epoch for i in (511, 512, 1023, 1024)] == [0, 1, 1, 2]
-
-
-def test_a_rare_component_wraps_by_itself_beside_a_frequent_one() -> None:
-    stream = Stream(
-        [Component("often", Numbered(100), 0.999), Component("rarely", Numbered(3), 0.001)], seed=0
-    )
-    places = [stream.place(index) for index in range(3 * 4096)]
-    rare = [place for place in places if place.component == "rarely"]
-    assert len(rare) == 12
-    assert Counter(place.index for place in rare) == {0: 4, 1: 4, 2: 4}
 
 
 def test_the_order_of_version_1_is_pinned() -> None:
