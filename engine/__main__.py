@@ -1,4 +1,4 @@
-"""``python -m engine``: look at checkpoints, and take weights out.
+"""``python -m engine``: look at checkpoints, take weights out, take checkpoints in.
 
     python -m engine ls DIR [--strays]              a table of the checkpoints
     python -m engine show DIR [--tag T] [--json]    what one checkpoint holds
@@ -6,6 +6,7 @@
     python -m engine stream DIR --step N            what was in that step's batch
     python -m engine stream DIR --sample K          the same of one sample, with its whole text
     python -m engine export DIR --out OUT           its weights, for Hugging Face's from_pretrained
+    python -m engine import SRC --out DIR           a checkpoint that DeepSpeed's ZeRO-3 has saved
 
 DIR is a run directory, a checkpoints directory, or one checkpoint's directory. Exit codes: 0 all is
 well, 1 a checkpoint is damaged or its data are gone, 2 there is nothing such to look at, what is to
@@ -89,6 +90,18 @@ def _parser() -> argparse.ArgumentParser:
         "--verify", default="full", choices=("full", "size"), help="compare digests, or sizes only"
     )
     export.add_argument("--tokenizer", metavar="DIR", help="copy a tokenizer's files from there")
+    text = "Make a ZeRO-3 checkpoint that DeepSpeed wrote one of this format."
+    importing = commands.add_parser("import", help=text, description=text)
+    importing.set_defaults(command=_import)
+    importing.add_argument("dir", metavar="SRC", help="what save_checkpoint was given")
+    importing.add_argument("--out", required=True, metavar="DIR", help="the checkpoints directory")
+    importing.add_argument("--tag", help="the one to import; what `latest` names unless given")
+    importing.add_argument(
+        "--sample-offset", type=int, metavar="N", help="samples used; else DeepSpeed's own count"
+    )
+    importing.add_argument(
+        "--optimizer", metavar="CLASS", help="its qualified name; else by DeepSpeed's configuration"
+    )
     return parser
 
 
@@ -177,6 +190,22 @@ def _export(options: argparse.Namespace) -> int:
         if work.kept:
             print(f"kept from an earlier start: {len(work.kept)} of {len(work.shards)} shards")
         print(f"{stored.manifest.tag}: {len(stored.weights)} tensors exported to {options.out}")
+    return 0
+
+
+def _import(options: argparse.Namespace) -> int:
+    from engine.exchange import importing  # torch: only for this command
+    from engine.exchange.deepspeed_files import DeepSpeedCheckpoint
+
+    if options.sample_offset is not None and options.sample_offset < 0:
+        raise ExchangeError(f"--sample-offset {options.sample_offset}: wanted 0 or more")
+    source = DeepSpeedCheckpoint(options.dir, options.tag)
+    wanted = importing.Options(options.sample_offset, options.optimizer)
+    with _progress_bar(source.tag, source.size_bytes) as progress:
+        done = importing.import_checkpoint(source, options.out, wanted, progress)
+    for note in done.notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(f"{done.tag}: imported from {source.path}, {done.world_size} ranks, into {options.out}")
     return 0
 
 

@@ -16,13 +16,15 @@ ALLOWED = {
     "engine.format": set(),
     "engine.protocol": {"engine.format"},
     "engine.checkpoint": {"engine.format", "engine.protocol"},
-    "engine.exchange": {"engine.format", "engine.protocol"},
+    "engine.exchange": {"engine.format", "engine.protocol", "engine.checkpoint"},
     "engine.resume": {"engine.format", "engine.protocol", "engine.checkpoint", "engine.exchange"},
     "engine.stream": set(),
     "engine.prepare": {"engine.stream"},
 }
 # The modules beside them join them together, and know nothing of the launcher.
 KNOW_DEEPSPEED = ("engine.checkpoint", "engine.resume", "launcher")
+# DeepSpeed's own checkpoints are pickles: they are read there, from a list of safe types.
+UNPICKLES = Path("engine/exchange/deepspeed_files.py")
 READ_THE_ENVIRONMENT = ("launcher/__main__.py", "engine/bring_up.py")
 
 
@@ -84,7 +86,11 @@ def test_no_pickle() -> None:
     for path in _modules("engine") + _modules("launcher"):
         names = _imported(path)
         assert not any(name.split(".")[0] in ("pickle", "shelve") for name in names), path
-        assert "torch.load(" not in path.read_text(), path
+        text = path.read_text()
+        if path.relative_to(ROOT) == UNPICKLES:
+            assert text.count("torch.load(") == text.count("weights_only=True") == 1
+        else:
+            assert "torch.load(" not in text, path
         assert "torch.save(" not in path.read_text(), path
 
 

@@ -41,7 +41,12 @@ def capture() -> dict[str, torch.Tensor]:
 
 
 def restore(states: dict[str, torch.Tensor]) -> None:
-    """Set every global generator of this process to what `capture` returned."""
+    """Set every global generator of this process to what `capture` returned.
+
+    {} leaves them as they are: an imported checkpoint has no states of them.
+    """
+    if not states:
+        return
     has_next, gauss = states["rng/python_gauss"].tolist()
     words = tuple(states["rng/python"].numpy().tolist())
     random.setstate((_PYTHON_VERSION, words, gauss if has_next else None))

@@ -63,6 +63,11 @@ def wanted_whole(
     )
 
 
+def has_generators(manifest: Manifest) -> bool:
+    """Tell whether a checkpoint has states of random generators; an imported one has none."""
+    return any(not _is_buffer(entry.name) for entry in manifest.whole_entries)
+
+
 def conversions(manifest: Manifest, layout: Layout, whole: Mapping[str, torch.Tensor]) -> list[str]:
     """Return what is rounded to another dtype on the way in, one line for each kind and dtype.
 
@@ -130,7 +135,7 @@ def _describe(parameter: Parameter) -> str:
 def _whole(manifest: Manifest, layout: Layout, whole: Mapping[str, torch.Tensor]) -> list[str]:
     stored = {entry.name: entry for entry in wanted_whole(manifest, layout, whole)}
     current = {entry.name: entry for entry in whole_entries(whole)}
-    if manifest.world_size != layout.world_size:
+    if manifest.world_size != layout.world_size or not has_generators(manifest):
         current = {n: entry for n, entry in current.items() if n in stored or _is_buffer(n)}
     return [
         _differ(name, stored.get(name, "nothing"), current.get(name, "nothing"))

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 import engine
 from engine.__main__ import main
 from launcher import hf_model
+from tests.checkpoint import kinds
 from tests.distributed import toy
 
 SEQ_LEN = 16
@@ -274,3 +275,66 @@ def _digest_masters(ds_engine: Any, flats: list[torch.Tensor]) -> str:
 def _digest(value: torch.Tensor) -> str:
     data = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
     return f"{value.dtype} {list(value.shape)} {hashlib.blake2b(data, digest_size=8).hexdigest()}"
+
+
+def moves_over(root: str) -> dict[str, Any]:
+    """Train and save with DeepSpeed alone; go on with its own load, and from an import of it."""
+    return {
+        "bf16": _moves_over(os.path.join(root, "bf16"), toy.make_engine, _train_toy, toy.digest),
+        "fp16": _moves_over(os.path.join(root, "fp16"), kinds.make_engine, _train_kinds, _kinds),
+    }
+
+
+def resumes_elsewhere(directory: str) -> dict[str, Any]:
+    """Resume, at this world size, what `moves_over` imported at another."""
+    ds_engine = toy.make_engine()
+    checkpointer = engine.attach(ds_engine, directory)
+    resumed = checkpointer.resume("auto")
+    assert checkpointer.close()
+    return {"step": resumed.step, "weights": _whole(ds_engine)}
+
+
+def _moves_over(directory: str, make: Any, train: Any, digest: Any) -> dict[str, Any]:
+    source, root = os.path.join(directory, "deepspeed"), os.path.join(directory, "ours")
+    first = make()
+    train(first, 1, 3)
+    first.save_checkpoint(source, client_state={"mine": (1, {2: "two"})})
+    weights = _whole(first)
+    second = make()
+    second.load_checkpoint(source)
+    there = [digest(second), train(second, 4, 6), digest(second)]
+    if dist.get_rank() == 0:
+        assert main(["import", source, "--out", root]) == 0
+    dist.barrier()
+    third = make()
+    before = digest(third)
+    checkpointer = engine.attach(third, root)
+    resumed = checkpointer.resume("auto")
+    here = [digest(third), train(third, 4, 6), digest(third)]
+    assert checkpointer.save(6, sample_offset=24)
+    assert checkpointer.close()
+    assert here[0] != before, "the target must differ before it is restored"
+    return {
+        "there": there,
+        "here": here,
+        "weights": weights,
+        "step": resumed.step,
+        "sample offset": resumed.sample_offset,
+        "client state": repr(resumed.client_state),
+    }
+
+
+def _train_toy(ds_engine: Any, first: int, last: int) -> list[list[str]]:
+    toy.seed_all(dist.get_rank() + first)
+    return toy.train(ds_engine, first, last)
+
+
+def _train_kinds(ds_engine: Any, first: int, last: int) -> list[float]:
+    toy.seed_all(dist.get_rank() + first)
+    return kinds.train(ds_engine, last - first + 1)
+
+
+def _kinds(ds_engine: Any) -> dict[str, str]:
+    """What must come back, less the generators, which DeepSpeed does not store."""
+    state = kinds.state_of(ds_engine)
+    return {key: value for key, value in state.items() if key not in ("python", "numpy", "torch")}
