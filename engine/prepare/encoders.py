@@ -101,14 +101,7 @@ class Bytes(Encoder):
 
     def encode(self, document: Document) -> Tokens:
         """Return the document's bytes."""
-        content = document.content
-        if isinstance(content, list):
-            raise InputError(
-                f"{document.where}: holds tokens, not text; --tokenizer tokens takes it"
-            )
-        if isinstance(content, str):
-            content = content.encode("utf-8", "replace")  # of lone surrogates, which JSON may hold
-        return np.frombuffer(content, np.uint8).astype(self.dtype)
+        return np.frombuffer(_utf8(document), np.uint8).astype(self.dtype)
 
     def identity(self) -> dict[str, Any]:
         """Return what decides the tokens."""
@@ -178,15 +171,8 @@ class TokenizerFile(Encoder):
 
     def encode(self, document: Document) -> Tokens:
         """Return the document's tokens."""
-        content = document.content
-        if isinstance(content, list):
-            raise InputError(
-                f"{document.where}: holds tokens, not text; --tokenizer tokens takes it"
-            )
-        if isinstance(content, str):
-            content = content.encode("utf-8", "replace")
         try:
-            text = content.decode("utf-8", self._errors)
+            text = _utf8(document).decode("utf-8", self._errors)
         except UnicodeDecodeError as error:
             raise InputError(
                 f"{document.where}: is not UTF-8 at byte {error.start} of the document; "
@@ -202,6 +188,15 @@ class TokenizerFile(Encoder):
     def _special_tokens(self) -> Sequence[str]:
         added = self._tokenizer.get_added_tokens_decoder()
         return [added[number].content for number in sorted(added) if added[number].special]
+
+
+def _utf8(document: Document) -> bytes:
+    content = document.content
+    if isinstance(content, list):
+        raise InputError(f"{document.where}: holds tokens, not text; --tokenizer tokens takes it")
+    if isinstance(content, str):
+        return content.encode("utf-8", "replace")  # of lone surrogates, which JSON may hold
+    return content
 
 
 def _end(choice: Choice, vocabulary: dict[str, int], special: Sequence[str]) -> int:

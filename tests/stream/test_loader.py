@@ -22,18 +22,18 @@ from engine.stream import (
 )
 from engine.stream.source import SAMPLED_RANGES, SAMPLED_TOKENS
 from tests.stream.datasets import Numbered, Told
-from tests.stream.reading import expected, mixed, read
+from tests.stream.reading import expected, loader_of, mixed, read
 
 
 def test_each_rank_takes_its_own_slice_of_each_micro_step() -> None:
     stream = Stream([Component("only", Numbered(1000))], seed=0)
     offset, ranks, micro = 7, 3, 2
     for rank in range(ranks):
-        loader = StreamLoader(
+        loader = loader_of(
             stream,
+            rank=rank,
+            ranks=ranks,
             micro_batch_size=micro,
-            dp_rank=rank,
-            dp_world_size=ranks,
             sample_offset=offset,
             global_batch_size=12,
         )
@@ -46,14 +46,7 @@ def test_each_rank_takes_its_own_slice_of_each_micro_step() -> None:
 def test_starting_far_away_reads_only_the_first_batch() -> None:
     reads: list[int] = []
     stream = Stream([Component("only", Told(100, reads.append))], seed=0)
-    loader = StreamLoader(
-        stream,
-        micro_batch_size=4,
-        dp_rank=0,
-        dp_world_size=1,
-        sample_offset=10**12,
-        global_batch_size=4,
-    )
+    loader = loader_of(stream, micro_batch_size=4, sample_offset=10**12)
     assert next(loader).tolist() == reads
     assert len(reads) == 4
 
@@ -136,15 +129,7 @@ def test_the_trainers_generators_are_neither_used_nor_moved(workers: int) -> Non
 
 
 def single(stream: Stream, micro: int = 1, workers: int = 0) -> StreamLoader:
-    return StreamLoader(
-        stream,
-        micro_batch_size=micro,
-        dp_rank=0,
-        dp_world_size=1,
-        sample_offset=0,
-        global_batch_size=micro,
-        workers=workers,
-    )
+    return loader_of(stream, micro_batch_size=micro, global_batch_size=micro, workers=workers)
 
 
 @pytest.mark.parametrize(

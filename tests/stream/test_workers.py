@@ -20,18 +20,16 @@ import torch
 import engine.stream.loader
 from engine.stream import Component, Stream, StreamError, StreamLoader, WorkerDied
 from engine.stream.workers import IGNORED_SIGNALS
+from tests.stream import reading
 from tests.stream.datasets import Numbered, Told
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 def loader_of(dataset: Any, *, workers: int, micro: int = 1) -> StreamLoader:
-    return StreamLoader(
+    return reading.loader_of(
         Stream([Component("docs", dataset)], seed=0),
         micro_batch_size=micro,
-        dp_rank=0,
-        dp_world_size=1,
-        sample_offset=0,
         global_batch_size=micro,
         workers=workers,
     )

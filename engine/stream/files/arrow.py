@@ -13,50 +13,22 @@ from pathlib import Path
 from engine.stream.errors import StreamError
 from engine.stream.files import columns, mapped
 from engine.stream.files.shard import ArrayShard
-from engine.stream.files.shards import ShardedTokens
-from engine.stream.tokens import Windows
 
 _STATE_LIMIT = 1 << 26
 
 
-class HuggingFaceTokens(Windows):
-    """Windows over the tokens of a saved data set, its rows behind each other.
+class HuggingFaceTokens(columns.ColumnTokens):
+    """Windows over a saved data set; the arguments are those of `ColumnTokens`.
 
-    Args:
-        path: the folder that ``save_to_disk`` made. Of a ``DatasetDict``, one split's.
-        seq_len: tokens per sample.
-        component: the component's name, for errors.
-        column: which column has the tokens, as lists of integers.
-        end_of_document: a token to put after each row, if rows do not end in one.
-        vocab_size: if given, a token that is not below it is an error.
-
-    Raises:
-        StreamError: pyarrow is missing, or a file is; a file is torn; the column is not there or
-            does not hold lists of integers.
+    `path` is the folder that ``save_to_disk`` made; of a ``DatasetDict``, one split's.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        seq_len: int,
-        component: str,
-        column: str = columns.DEFAULT_COLUMN,
-        end_of_document: int | None = None,
-        vocab_size: int | None = None,
-    ) -> None:
-        files = _data_files(Path(path), component)
-        shards = [shard for file in files for shard in _batches(file, column, component)]
-        source = ShardedTokens(
-            shards,
-            files=files,
-            kind="hugging face tokens",
-            component=component,
-            path=path,
-            end_of_document=end_of_document,
-            details={"column": column},
-        )
-        super().__init__(source, seq_len=seq_len, vocab_size=vocab_size)
+    kind = "hugging face tokens"
+
+    @staticmethod
+    def _open(path: Path, column: str, component: str) -> tuple[list[Path], list[ArrayShard]]:
+        files = _data_files(path, component)
+        return files, [shard for file in files for shard in _batches(file, column, component)]
 
 
 def _data_files(folder: Path, component: str) -> list[Path]:

@@ -2,17 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from engine.stream.errors import StreamError
+from engine.stream.files.shard import Shard
+from engine.stream.files.shards import ShardedTokens
 from engine.stream.source import Tokens
+from engine.stream.tokens import Windows
 
-DEFAULT_COLUMN = "input_ids"
+
+class ColumnTokens(Windows, ABC):
+    """Windows over a column of tokens, the rows behind each other.
+
+    Args:
+        path: of the data; see the class of each format.
+        seq_len: tokens per sample.
+        component: the component's name, for errors.
+        column: which column has the tokens, as lists of integers.
+        end_of_document: a token to put after each row, if rows do not end in one.
+        vocab_size: if given, a token that is not below it is an error.
+
+    Raises:
+        StreamError: pyarrow is missing, or a file is; a file is torn; the column is not there or
+            does not hold lists of integers.
+    """
+
+    kind: ClassVar[str]
+    source_class: ClassVar[type[ShardedTokens]] = ShardedTokens
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        seq_len: int,
+        component: str,
+        column: str = "input_ids",
+        end_of_document: int | None = None,
+        vocab_size: int | None = None,
+    ) -> None:
+        files, shards = self._open(Path(path), column, component)
+        source = self.source_class(
+            shards,
+            files=files,
+            kind=self.kind,
+            component=component,
+            path=path,
+            end_of_document=end_of_document,
+            details={"column": column},
+        )
+        super().__init__(source, seq_len=seq_len, vocab_size=vocab_size)
+
+    @staticmethod
+    @abstractmethod
+    def _open(path: Path, column: str, component: str) -> tuple[Sequence[Path], Sequence[Shard]]:
+        """Return the files, and the column's stretches in them."""
 
 
 def load_pyarrow(component: str) -> Any:

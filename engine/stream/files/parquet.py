@@ -22,56 +22,30 @@ from engine.stream.files import columns, mapped
 from engine.stream.files.shard import document_at
 from engine.stream.files.shards import ShardedTokens
 from engine.stream.source import Tokens, spread
-from engine.stream.tokens import Windows
 
 KEPT_ROW_GROUPS = 4
-
-
-class ParquetTokens(Windows):
-    """Windows over the tokens of Parquet files, their rows behind each other.
-
-    Args:
-        path: a file, or a folder of ``.parquet`` files, taken in the order of their paths.
-        seq_len: tokens per sample.
-        component: the component's name, for errors.
-        column: which column has the tokens, as lists of integers.
-        end_of_document: a token to put after each row, if rows do not end in one.
-        vocab_size: if given, a token that is not below it is an error.
-
-    Raises:
-        StreamError: pyarrow is missing, or a file is; a file is torn; the column is not there or
-            does not hold lists of integers.
-    """
-
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        seq_len: int,
-        component: str,
-        column: str = columns.DEFAULT_COLUMN,
-        end_of_document: int | None = None,
-        vocab_size: int | None = None,
-    ) -> None:
-        files = mapped.find(path, (".parquet",), component)
-        opened = [_File(file, column, component) for file in files]
-        shards = [shard for file in opened for shard in file.row_groups]
-        source = _Decoded(
-            shards,
-            files=files,
-            kind="parquet tokens",
-            component=component,
-            path=path,
-            end_of_document=end_of_document,
-            details={"column": column},
-        )
-        super().__init__(source, seq_len=seq_len, vocab_size=vocab_size)
 
 
 class _Decoded(ShardedTokens):
     def sampled_ranges(self) -> Any:
         """Yield head and tail alone: what is between them costs a row group each."""
         yield from spread(self.size, 2, 1)
+
+
+class ParquetTokens(columns.ColumnTokens):
+    """Windows over Parquet files; the arguments are those of `ColumnTokens`.
+
+    `path` is a file, or a folder of ``.parquet`` files, taken in the order of their paths.
+    """
+
+    kind = "parquet tokens"
+    source_class = _Decoded
+
+    @staticmethod
+    def _open(path: Path, column: str, component: str) -> tuple[list[Path], list[_RowGroup]]:
+        files = mapped.find(path, (".parquet",), component)
+        opened = [_File(file, column, component) for file in files]
+        return files, [shard for file in opened for shard in file.row_groups]
 
 
 class _File:
