@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.exchange import companions
+from engine.exchange.importing import IMPORTED_FROM
 from engine.format.manifest import Draft
 from engine.stream import FingerprintMismatch, Stream
 from launcher.config import Settings
@@ -76,6 +77,12 @@ def check(
             stand on separate lines.
     """
     stored, tag = manifest.fingerprint, manifest.tag
+    if isinstance(stored, Mapping) and IMPORTED_FROM in stored:
+        return Findings(
+            f"{tag} was imported from {stored[IMPORTED_FROM]['directory']} and does not say with "
+            "which data and settings it was trained; those of this run are taken",
+            (),
+        )
     if not isinstance(stored, Mapping) or not {"data", "fixed", "free"} <= stored.keys():
         raise ConfigError(
             f"checkpoint {tag} was not saved by this launcher: it does not say which run it "

@@ -242,6 +242,11 @@ class Resumer:
                 f"{self._session.layout.world_size}: its random number generators are derived anew "
                 "from those of rank 0, the sample offset and the rank"
             )
+        elif not validate.has_generators(manifest):
+            reasons["rng_not_stored"] = (
+                f"{manifest.tag} was imported and has no states of random number generators: those "
+                "of this process stay as they are"
+            )
         rounded = validate.conversions(manifest, self._session.layout, whole)
         if rounded:
             reasons["converted"] = f"{manifest.tag}: {'; '.join(rounded)}"

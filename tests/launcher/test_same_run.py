@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from engine.exchange import companions
 from engine.format.manifest import Draft
 from engine.stream import Component, Stage, Stream
 from launcher import same_run
@@ -79,6 +80,38 @@ def test_changed_data_are_accepted_where_that_is_set_and_every_acceptance_is_kep
         *first,
         {"sample_offset": 160, "differences": ["again"]},
     ]
+
+
+def test_an_imported_checkpoint_is_taken_and_that_is_said() -> None:
+    imported = replace(build.draft(), fingerprint={"imported_from": {"directory": "/old/run"}})
+    found = same_run.check(imported, settings(), stream())
+    assert found.free is not None
+    assert "was imported from /old/run" in found.free
+
+
+def test_weights_to_begin_with_are_part_of_the_run() -> None:
+    begun = same_run.identity(settings("model.init_from=/models/a"), stream())
+    stored = replace(saved_at(80), fingerprint=json.loads(json.dumps(begun)))
+    same = same_run.check(stored, settings("model.init_from=/models/a"), stream())
+    assert same == same_run.Findings(None, ())
+    for other in ([], ["model.init_from=/models/b"]):
+        with pytest.raises(ConfigError, match=r"another model\.init_from"):
+            same_run.check(stored, settings(*other), stream())
+
+
+def test_a_config_counts_and_not_where_it_lay() -> None:
+    def recorded(**config: Any) -> dict[str, Any]:
+        document = {"model_type": "llama", "transformers_version": "5.0", **config}
+        return companions.record({"config.json": document}, "/models/a")
+
+    here = settings("+model.path=/models/a")
+    begun = same_run.identity(here, stream(), recorded())
+    stored = replace(saved_at(80), fingerprint=json.loads(json.dumps(begun)))
+    moved = settings("+model.path=/elsewhere")
+    newer = recorded(transformers_version="5.1")
+    assert same_run.check(stored, moved, stream(), newer) == same_run.Findings(None, ())
+    with pytest.raises(ConfigError, match=r"another model\.config\.json\.hidden_size"):
+        same_run.check(stored, here, stream(), recorded(hidden_size=9))
 
 
 def test_a_checkpoint_of_another_loop_is_refused() -> None:
