@@ -35,8 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"everstep-data: {error}", file=sys.stderr)
         return EXIT_USAGE
-    except (PrepareError, OSError) as error:
+    except PrepareError as error:
         print(f"everstep-data: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except OSError as error:
+        where = error.filename or job.out  # writing does not say to what
+        print(
+            f"everstep-data: {where}: {error.strerror or error}; when that is put right, the same "
+            "command continues",
+            file=sys.stderr,
+        )
         return EXIT_FAILED
     except KeyboardInterrupt:
         print("everstep-data: interrupted; the same command continues", file=sys.stderr)

@@ -94,6 +94,7 @@ def prepare(job: Job, progress: Progress) -> dict[str, Any]:
         if job.out.exists():  # another process finished it just now
             return _complete(job.out, plan)
         _settle_plan(partial / "plan.json", plan)
+        _remove_leftovers(tokens)  # before more is written: the disk may have been full
         _make_parts(job, plan, tokens, progress)
         described = _describe(tokens, plan, encoder)
         _commit(tokens, job.out, described, encoder)
@@ -220,8 +221,7 @@ def _describe(folder: Path, plan: Plan, encoder: Encoder) -> dict[str, Any]:
 
 
 def _commit(tokens: Path, out: Path, described: dict[str, Any], encoder: Encoder) -> None:
-    for leftover in tokens.glob(".*"):  # of workers that were killed
-        leftover.unlink()
+    _remove_leftovers(tokens)
     if isinstance(encoder, encoders.TokenizerFile):
         (tokens / prepared.TOKENIZER_NAME).write_bytes(encoder.content)
     prepared.write(tokens, described)
@@ -230,6 +230,12 @@ def _commit(tokens: Path, out: Path, described: dict[str, Any], encoder: Encoder
     _sync(tokens)
     os.rename(tokens, out)
     _sync(out.parent)
+
+
+def _remove_leftovers(tokens: Path) -> None:
+    """Remove what workers that failed or were killed had not finished."""
+    for leftover in tokens.glob(".*"):
+        leftover.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

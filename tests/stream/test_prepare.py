@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gzip
 import json
 import os
+import resource
 import select
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +243,35 @@ def test_a_killed_start_leaves_nothing_half_and_no_process_and_is_continued(
     assert list((tmp_path / "out.partial" / "tokens").glob("*.idx"))
     run(job(path, out=tmp_path / "out", part_bytes=500, processes=2))
     assert content_of(tmp_path / "out") == content_of(tmp_path / "whole")
+
+
+def test_a_full_disk_is_said_with_its_place_and_the_same_command_continues(tmp_path: Path) -> None:
+    """A limit on the size of files is as good as a full disk: the write fails in its midst."""
+    path = write_lines(tmp_path / "a.jsonl", ["x" * 1000] * 100)
+    run(job(path, out=tmp_path / "whole"))
+    out = tmp_path / "out"
+    command = ["prepare", str(path), "--out", str(out), "--tokenizer", "bytes"]
+    limit = 1 << 16
+    done = subprocess.run(
+        [sys.executable, "-m", "engine.prepare", *command, "--part-mebibytes", "1"],
+        cwd=REPOSITORY,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"everstep-data: {out}: {os.strerror(errno.EFBIG)}; when that is put right, the same "
+        "command continues\n"
+    )
+    assert not out.exists()
+    (torn,) = (tmp_path / "out.partial" / "tokens").iterdir()
+    takes_room: list[bool] = []
+    progress = replace(Told().progress, begins=lambda _: takes_room.append(torn.exists()))
+    prepare(job(path, out=out), progress)
+    assert takes_room == [False]
+    assert content_of(out) == content_of(tmp_path / "whole")
 
 
 def test_a_complete_folder_is_left_alone_and_another_is_not_overwritten(tmp_path: Path) -> None:
