@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import multiprocessing
 import os
 import signal
@@ -18,7 +19,8 @@ import pytest
 import torch
 
 import engine.stream.loader
-from engine.stream import Component, Stream, StreamError, StreamLoader, WorkerDied
+from engine.stream import Component, Stream, StreamError, StreamLoader, TokenFile, WorkerDied
+from engine.stream.files import mapped
 from engine.stream.workers import IGNORED_SIGNALS
 from tests.stream import reading
 from tests.stream.datasets import Numbered, Told
@@ -105,18 +107,13 @@ def test_a_worker_that_is_killed_is_reported_with_the_sample_it_was_reading() ->
 
 
 def test_a_file_that_is_cut_short_while_it_is_mapped_is_reported_with_the_sample(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(mapped, "SECONDS_BETWEEN_LOOKS", math.inf)  # it would be noticed in time
     path = tmp_path / "numbers.bin"
     np.arange(1 << 16, dtype="<u2").tofile(path)
-
-    class Mapped(Numbered):
-        numbers = np.memmap(path, "<u2", mode="r")
-
-        def __getitem__(self, index: int) -> torch.Tensor:
-            return torch.tensor(int(self.numbers[index * 4096 + 4095]))
-
-    with closing(loader_of(Mapped(16), workers=1)) as loader:
+    windows = TokenFile(path, seq_len=4096, component="docs")
+    with closing(loader_of(windows, workers=1)) as loader:
         os.truncate(path, 0)
         with pytest.raises(WorkerDied) as raised:
             next(loader)
