@@ -280,8 +280,11 @@ def begin(
 
 def _drop_local(directory: CheckpointDirectory, me: int, start: Start) -> None:
     """Newer ones are off the line from here on, and older ones of no use."""
+    resumed = start.resumed_from
+    if resumed is not None and commit.is_committed(directory, resumed):
+        resumed = None  # its writer died between that and dropping it here
     for name in files.fresh_listing(directory.local_saves):
-        if name.partition(".")[2] != start.resumed_from:
+        if name.partition(".")[2] != resumed:
             local.drop(directory, me, name)
 
 

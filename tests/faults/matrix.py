@@ -246,7 +246,7 @@ class Row:
     def _expect(self, ranks: Ranks, victims: Victims, step: int, killed: list[int]) -> None:
         """Set what the next attempt must find."""
         promised = Promised.by(self._events.of_key[ranks.key], WORLD_SIZE, killed)
-        self._floor = self._floor.raised_by(promised)
+        self._floor = self._floor.raised_by(promised.saves)
         never_sealed = victims.hits_trainers and self._moment == points.MID_COPY
         self._exactly = never_sealed or self._no_receipt(victims)
         wanted = step - 1 if self._exactly else step

@@ -11,7 +11,7 @@ _KILLS = {fault.name for fault in Fault} - {Fault.ZOMBIE.name}
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("attempts", "seed"), [(150, 20260131)])
+@pytest.mark.parametrize(("attempts", "seed"), [(130, 20260131)])
 def test_killed_attempts_lose_and_mix_nothing(tmp_path: Path, attempts: int, seed: int) -> None:
     figures = Chain(str(tmp_path), seed, zombies=False).run(attempts)
     print(vars(figures))
@@ -23,6 +23,20 @@ def test_killed_attempts_lose_and_mix_nothing(tmp_path: Path, attempts: int, see
     assert figures.rollbacks > 0
     assert figures.strays > 0
     assert figures.writers_restarted > 0
+    assert figures.writers_left == 0
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("attempts", "seed"), [(50, 20260131)])
+def test_what_is_only_on_the_nodes_own_disks_is_lost_with_them_alone(
+    tmp_path: Path, attempts: int, seed: int
+) -> None:
+    figures = Chain(str(tmp_path), seed, zombies=False, local=True).run(attempts)
+    print(vars(figures))
+    assert figures.attempts == attempts
+    assert figures.saves_only_local > 0
+    assert figures.resumed_locally > 0
+    assert sum(figures.disks.values()) > 0
     assert figures.writers_left == 0
 
 

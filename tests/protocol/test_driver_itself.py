@@ -59,7 +59,7 @@ def test_a_save_given_up_with_all_writers_alive_is_lost() -> None:
 
 def test_an_older_start_and_another_save_of_the_step_are_lost() -> None:
     events = [_event("committed", 0, save_id) for save_id in (TWO, ONE)]
-    floor = Floor().raised_by(Promised.by(events, 1, ()))
+    floor = Floor().raised_by(Promised.by(events, 1, ()).saves)
     assert floor == Floor(20, TWO)
     floor.check({"attempt": 1, "step": 20, "parent": TWO})
     floor.check({"attempt": 1, "step": 21, "parent": "another"})

@@ -7,5 +7,5 @@ kills those of one attempt, `events` is what they tell. `chain` goes from attemp
 
 Faults come after random delays: that is the fault model. Readiness is waited for, never guessed.
 
-    python -m tests.protocol.driver --attempts 300 --seed 7 [--zombies]
+    python -m tests.protocol.driver --attempts 300 --seed 7 [--zombies] [--local]
 """

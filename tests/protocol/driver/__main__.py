@@ -14,11 +14,12 @@ def main() -> int:
     parser.add_argument("--attempts", type=int, default=300)
     parser.add_argument("--seed", type=int, default=None, help="drawn from the clock by default")
     parser.add_argument("--zombies", action="store_true", help="stop attempts and wake them later")
+    parser.add_argument("--local", action="store_true", help="with a local tier, mostly")
     arguments = parser.parse_args()
     seed = time.time_ns() % 1_000_000 if arguments.seed is None else arguments.seed
     print(f"seed {seed}, {arguments.attempts} attempts, zombies: {arguments.zombies}", flush=True)
     with tempfile.TemporaryDirectory(prefix="everstep-driver-") as root:
-        chain = Chain(root, seed, arguments.zombies)
+        chain = Chain(root, seed, arguments.zombies, local=arguments.local)
         started = time.monotonic()
         try:
             chain.run(arguments.attempts)

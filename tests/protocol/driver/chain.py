@@ -12,9 +12,23 @@ from pathlib import Path
 from engine.format.manifest import Manifest
 from engine.protocol import history
 from engine.protocol.layout import CheckpointDirectory
+from tests.protocol.driver.disks import Disks
 from tests.protocol.driver.events import Event, Events, Process
-from tests.protocol.driver.faults import KEEP_LAST, Fault, draw_fault, draw_settings
-from tests.protocol.driver.inspect import LeftError, Reader, check_latest, check_leftovers
+from tests.protocol.driver.faults import (
+    KEEP_LAST,
+    DiskFault,
+    Fault,
+    draw_disk_fault,
+    draw_fault,
+    draw_settings,
+)
+from tests.protocol.driver.inspect import (
+    LeftError,
+    Reader,
+    check_latest,
+    check_leftovers,
+    check_local,
+)
 from tests.protocol.driver.promises import Floor, LostError, Promised
 from tests.protocol.driver.ranks import AttemptError, Ranks
 from tests.protocol.driver.trainer import FENCED, REFUSED, Settings
@@ -46,16 +60,28 @@ class Figures:
     writers_left: int = 0
     zombies_fenced: int = 0
     fired: Counter[str] = field(default_factory=Counter)
+    saves_only_local: int = 0
+    resumed_locally: int = 0
+    local_incomplete: int = 0
+    disks: Counter[str] = field(default_factory=Counter)
 
 
 class Chain:
     """One chain, in the directory `root`; `seed` draws all of it.
 
     `views` are other paths that lead to `root`, each as one host sees it: then every attempt is on
-    another host than the one before, and its ranks are spread over them.
+    another host than the one before, and its ranks are spread over them. With `local`, most
+    attempts have a local tier, on disks that are lost or damaged now and then.
     """
 
-    def __init__(self, root: str, seed: int, zombies: bool, views: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        root: str,
+        seed: int,
+        zombies: bool,
+        views: Sequence[str] = (),
+        local: bool = False,
+    ) -> None:
         self.figures = Figures()
         self._random = random.Random(seed)
         self._directory = CheckpointDirectory(os.path.join(root, "checkpoints"))
@@ -66,6 +92,9 @@ class Chain:
         self._events = Events()
         self._reader = Reader(self._directory)
         self._floor = Floor()
+        self._disks = Disks(os.path.join(root, "disks")) if local else None
+        self._local_floor = Floor()  # above the other, or nothing
+        self._local_ranks = 0
         self._host = 0
         self._writer_0_is_still = False  # that of the attempt before: killed or stopped
         self._started: list[Ranks] = []
@@ -81,7 +110,9 @@ class Chain:
         try:
             for number in range(attempts):
                 beside_zombies = self._zombies is not None
-                fault = draw_fault(self._random, self._with_zombies, beside_zombies)
+                fault = draw_fault(
+                    self._random, self._with_zombies, beside_zombies, self._disks is not None
+                )
                 self._one(Fault.CLEAN if number == attempts - 1 else fault)
             self._finish()
         finally:
@@ -94,11 +125,14 @@ class Chain:
         else:
             rollback = self._random.random() < _ROLLBACK_CHANCE
             ranks, started = self._start(fault, rollback)
-            self._check_start(started, rollback)
+            self._check_start(ranks, started, rollback)
             ranks.go(started)
             ranks.writers_up()
             self._let_zombies_run()
             self._hold(ranks, self._end(fault, ranks))
+            if self._disks is not None and fault is Fault.CLEAN:  # all ranks got to clear theirs
+                self._disks.check(ranks.world_size, started)
+            self._damage_a_disk()
         self.figures.attempts += 1
         self.figures.tags_verified = self._reader.verified
         self._check_logs(since=self._key - 2)
@@ -117,6 +151,7 @@ class Chain:
             host=f"host-{self._host}",
             lease_seconds=lease,
             rollback=rollback,
+            disks=None if self._disks is None else self._disks.paths,
         )
         if not self._views:
             return settings
@@ -165,27 +200,46 @@ class Chain:
         ranks.end({_KILLED, REFUSED})
         self._fire(Fault.EARLY, was_running)
         for started in self._events.told(ranks.key, "started"):
-            self._floor.check(started)
+            self._floor_of(ranks).check(started)
+        if not self._uses_local(ranks):
+            self._local_floor = Floor()  # it may have begun, and left what is only there behind
         self._writer_0_is_still = not self._writers_of(ranks)
 
-    def _check_start(self, started: Event, rollback: bool) -> None:
+    def _uses_local(self, ranks: Ranks) -> bool:
+        """Tell whether a start can use what the one before has left on the disks."""
+        return ranks.settings[0].disks is not None and ranks.world_size == self._local_ranks
+
+    def _floor_of(self, ranks: Ranks) -> Floor:
+        """Return what a start must find."""
+        is_higher = self._uses_local(ranks) and self._local_floor.step > self._floor.step
+        return self._local_floor if is_higher else self._floor
+
+    def _check_start(self, ranks: Ranks, started: Event, rollback: bool) -> None:
         """Nothing trains now: what the attempt found is all that there is."""
         line = history.from_json(started["history"])
         in_place, strays = self._reader.in_place(), self._reader.strays()
         if rollback:
             self.figures.rollbacks += 1
         else:
-            self._floor.check(started)
-        self._floor = Floor(started["step"], started["parent"])
+            self._floor_of(ranks).check(started)
+        found = Floor(started["step"], started["parent"])
+        if started["is_local"]:
+            self._local_floor = found
+            self.figures.resumed_locally += 1
+        else:
+            self._floor, self._local_floor = found, Floor()
+        self.figures.local_incomplete += len(self._events.told(ranks.key, "local_incomplete"))
         self.figures.strays += len(started["strays"])
         self.figures.adopted.update(save["outcome"] for save in started["adopted"])
         off = [m.save_id for m in in_place if not history.covers(line, m.attempt, m.step)]
         if off:
             raise LeftError(f"off the line {started['history']}, but in place: {off}")
-        if started["parent"] not in {None, *(manifest.save_id for manifest in in_place)}:
+        here = {None, *(manifest.save_id for manifest in in_place)}
+        if started["parent"] not in here and not started["is_local"]:
             raise LostError(f"resumed from {started['parent']}, which is not in its place")
         late = self._late_writers(started["attempt"])
         check_leftovers(self._directory, started["attempt"], transient=late)
+        check_local(self._directory, started["parent"] if started["is_local"] else None)
         if in_place and not late:
             check_latest(self._directory, in_place)
         self._thin(strays)
@@ -221,7 +275,7 @@ class Chain:
             self._events.wait(ranks.one_has_ended, _WAIT_SECONDS)
             self._events.run(draw.random() * 0.1)
         ranks.signal(signal.SIGKILL)
-        if fault in (Fault.ALL_AND_WRITER_0, Fault.ALL_AND_WRITER_ANY):
+        if fault.name.startswith("ALL_AND_"):
             self._events.run(draw.random() * 0.1)
             self._kill_writer(fault, ranks, killed)
         # Where rank 0's trainer dies first, its writer ends the attempt for the others.
@@ -236,7 +290,7 @@ class Chain:
         any_rank = fault in (Fault.WRITER_ANY, Fault.ALL_AND_WRITER_ANY)
         victim = self._random.randrange(ranks.world_size) if any_rank else 0
         for rank, writer in self._writers_of(ranks):
-            if rank == victim and writer.kill():
+            if (rank == victim or fault is Fault.ALL_AND_WRITERS) and writer.kill():
                 killed.add(writer.pid)
         self._fire(fault, bool(killed))
 
@@ -244,7 +298,13 @@ class Chain:
         """Take down what the attempt leaves as promised."""
         events = self._events.of_key[ranks.key]
         promised = Promised.by(events, ranks.world_size, killed)
-        self._floor = self._floor.raised_by(promised)
+        if ranks.settings[0].disks is None:
+            self._floor = self._floor.raised_by(promised.saves)
+        else:
+            self._floor = self._floor.raised_by(promised.committed)
+            on_disks = self._local_floor.raised_by(promised.saves | promised.local)
+            self._local_floor, self._local_ranks = on_disks, ranks.world_size
+            self.figures.saves_only_local += len(promised.local - promised.saves)
         sealed = [e for e in self._events.told(ranks.key, "sealed") if e["rank"] == 0]
         restarted = [e for e in self._events.told(ranks.key, "writer") if e["saves"]]
         self.figures.saves_sealed += len(sealed)
@@ -253,6 +313,19 @@ class Chain:
         self.figures.writers_restarted += len(restarted)
         working = [w for rank, w in self._writers_of(ranks) if rank == 0 and w.pid not in killed]
         self._writer_0_is_still = not any(writer.alive for writer in working)
+
+    def _damage_a_disk(self) -> None:
+        """Now and then: then only what is in the shared directory by now is promised."""
+        if self._disks is None:
+            return
+        fault = draw_disk_fault(self._random)
+        if fault is DiskFault.NONE:
+            return
+        for manifest in self._reader.in_place():
+            self._floor = self._floor.raised_by([manifest.save_id])
+        if self._disks.damage(fault, self._random):
+            self.figures.disks[fault.name] += 1
+            self._local_floor = Floor()
 
     # --- zombies
 
@@ -316,6 +389,7 @@ class Chain:
             raise LeftError(f"writers {left} are still there")
         in_place = self._reader.in_place()
         self.figures.tags_verified = self._reader.verified
+        check_local(self._directory, None)
         if self._floor.save_id not in {manifest.save_id for manifest in in_place}:
             raise LostError(f"{self._floor.save_id} was promised at a clean end")
         if len(in_place) > KEEP_LAST:

@@ -8,6 +8,7 @@ from tests.protocol.driver.trainer import Settings
 
 KEEP_LAST = 2
 _BEAT_SECONDS = 0.04
+_LOCAL_CHANCE = 0.8
 
 
 class Fault(enum.Enum):
@@ -19,6 +20,7 @@ class Fault(enum.Enum):
     WRITER_ANY = "a writer, later the trainers"
     ALL_AND_WRITER_0 = "all trainers, then rank 0's writer"
     ALL_AND_WRITER_ANY = "all trainers, then a writer"
+    ALL_AND_WRITERS = "all trainers, then all writers"
     STAGING = "a trainer in the middle of a copy"
     EARLY = "all before they train"
     CLEAN = "a clean end"
@@ -33,10 +35,29 @@ _KILLS = [fault for fault in Fault if fault is not Fault.ZOMBIE] + [Fault.ALL] *
 _ZOMBIES = [Fault.ZOMBIE] * 6 + [Fault.ALL, Fault.ONE, Fault.WRITER_0, Fault.CLEAN, Fault.EARLY]
 
 
-def draw_fault(draw: random.Random, with_zombies: bool, beside_zombies: bool) -> Fault:
-    """Draw how the next attempt ends; one that runs beside zombies must get to train."""
+def draw_fault(draw: random.Random, with_zombies: bool, beside_zombies: bool, local: bool) -> Fault:
+    """Draw how the next attempt ends; one that runs beside zombies must get to train.
+
+    With `local`, more often so that something is left in the local tier alone.
+    """
     faults = _ZOMBIES if with_zombies else _KILLS
+    if local:
+        faults = faults + [Fault.ALL_AND_WRITERS] * 4
     return draw.choice([f for f in faults if f is not Fault.EARLY or not beside_zombies])
+
+
+class DiskFault(enum.Enum):
+    """What becomes of one node's own disk between two attempts."""
+
+    NONE = "nothing"
+    LOST = "it is gone with its node"
+    CORRUPT = "a bit of a file there has flipped"
+    TRUNCATED = "a file there is short"
+
+
+def draw_disk_fault(draw: random.Random) -> DiskFault:
+    """Draw what happens to a disk, one time in four."""
+    return draw.choice([DiskFault.NONE] * 9 + [f for f in DiskFault if f is not DiskFault.NONE])
 
 
 def draw_settings(
@@ -49,9 +70,15 @@ def draw_settings(
     host: str,
     lease_seconds: float,
     rollback: bool,
+    disks: list[str] | None,
 ) -> list[Settings]:
-    """Draw the settings of all ranks of one attempt."""
-    world_size = draw.choice([1, 2, 2, 3])
+    """Draw the settings of all ranks of one attempt.
+
+    `disks` are the nodes' own, one for each rank that there may be; None without a local tier.
+    """
+    # What is only in the local tier serves no other number of ranks: there it changes seldom.
+    world_size = draw.choice([1, 2, 2, 3] if disks is None else [1, *[2] * 8, 3])
+    is_local = disks is not None and (fault is Fault.CLEAN or draw.random() < _LOCAL_CHANCE)
     rank_0 = Settings(
         key=key,
         rank=0,
@@ -68,11 +95,13 @@ def draw_settings(
         numel=draw.choice([20_001, 100_003, 500_009]) * world_size + draw.randrange(99),
         pace_seconds=draw.choice([0.01, 0.05, 0.1]),
         poll_chance=draw.choice([0.0, 0.2, 1.0]),
-        bytes_per_second=draw.choice([None, None, 20e6, 4e6]),
+        # With a slow disk behind it, the local tier is ahead by a save or two.
+        bytes_per_second=draw.choice([4e6, 4e6, 1e6] if is_local else [None, None, 20e6, 4e6]),
         rollback=draw.randrange(1 << 30) if rollback else None,
         saves=draw.randrange(1, 6) if fault is Fault.CLEAN else None,
         dies_in_stage=None,
         forks=False,
+        disks=disks if is_local else None,
     )
     dies = draw.randrange(world_size) if fault is Fault.STAGING else None
     return [

@@ -77,7 +77,8 @@ def check_leftovers(
     pokes and parts come and go.
     """
     root = directory.root
-    found = _foreign(root, lambda name: name in (LATEST, ".attempts", ".stray") or _is_tag(name))
+    own = (LATEST, ".attempts", ".stray", ".local")
+    found = _foreign(root, lambda name: name in own or _is_tag(name))
     for tag in _tags(root):
         found += _foreign_in_tag(directory.tag(tag))
     found += _foreign(directory.attempts, str.isdigit)
@@ -87,6 +88,13 @@ def check_leftovers(
         found = [path for path in found if not os.path.basename(path).startswith(".")]
     if found:
         raise LeftError(f"attempt {current} should have swept {found}")
+
+
+def check_local(directory: CheckpointDirectory, parent: str | None) -> None:
+    """Raise LeftError unless `parent`, a save id, is the only one that may be in the local tier."""
+    found = _foreign(directory.local_saves, lambda name: name.partition(".")[2] == parent)
+    if found:
+        raise LeftError(f"only {parent} may be in the local tier; there are {found}")
 
 
 def _foreign_in_attempt(attempt: AttemptDirectory, current: int | None) -> list[str]:

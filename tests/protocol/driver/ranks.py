@@ -31,6 +31,7 @@ class Ranks:
     ) -> None:
         """Start them: `program` with a rank's settings as its last argument."""
         self._events = events
+        self.settings = settings
         self.key = settings[0].key
         self._log = os.path.join(settings[0].logs, f"trainers.{self.key:05d}")
         self._program = program

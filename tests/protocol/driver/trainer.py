@@ -21,14 +21,16 @@ from engine.checkpoint.handover import IMAGES, Handover
 from engine.checkpoint.persist import ALIGNMENT_BYTES
 from engine.checkpoint.writer import WriterConfig
 from engine.checkpoint.writer_link import Seal, WriterLink
+from engine.format.digest import digest_bytes
 from engine.format.manifest import Manifest
 from engine.format.names import SaveId, save_directory, tag_of
 from engine.format.shard import metadata_of
-from engine.protocol import files, takeover
+from engine.protocol import commit, files, local, takeover
 from engine.protocol.acquire import Lease, RunHeldError, acquire
 from engine.protocol.layout import CheckpointDirectory
+from engine.protocol.local import LocalDisk
 from engine.protocol.owner import Owner, Place, start_ticks
-from engine.resume.choose import AUTO, choose
+from engine.resume.choose import AUTO, Candidate, choose
 from tests.protocol.driver.content import make_draft, pattern, plan_of
 
 REFUSED = 9  # exit codes
@@ -49,6 +51,7 @@ class Settings:
     poll_chance  of taking in the writer's reports at a save
     dies_in_stage  die in the middle of the copy of this save
     forks        whether a child holds every descriptor, as a data worker does
+    disks        of each rank, its node's own; None for an attempt without the local tier
     """
 
     key: int
@@ -70,6 +73,7 @@ class Settings:
     saves: int | None
     dies_in_stage: int | None
     forks: bool
+    disks: list[str] | None = None
 
 
 def main(text: str) -> int:
@@ -136,11 +140,18 @@ class _Trainer:
                 commit_deadline_seconds=settings.deadline_seconds,
                 lease=Lease(settings.lease_seconds, settings.beat_seconds),
                 bytes_per_second=settings.bytes_per_second,
+                local_run=self._local_run(settings.rank),
             )
         )
         link.start()
         self._tell_writer(link, [])
         return link
+
+    def _local_run(self, rank: int) -> str | None:
+        disks = self._settings.disks
+        if disks is None:
+            return None
+        return local.make_folder(disks[rank], local.run_of(self._directory), self._directory)
 
     def _tell_writer(self, link: WriterLink, handed_over: list[str]) -> None:
         ticks = start_ticks(link.pid) if link.pid else None
@@ -168,7 +179,8 @@ class _Trainer:
 
     def _begin(self, attempt: int) -> None:
         adopted = takeover.adopt(self._directory, attempt)
-        chosen = self._choose(attempt)
+        candidate = self._choose(attempt)
+        chosen = None if candidate is None else candidate.manifest
         line, strays = takeover.begin(self._directory, attempt, chosen)
         self._tell(
             "started",
@@ -178,17 +190,66 @@ class _Trainer:
             history=[list(link) for link in line],
             adopted=[asdict(save) for save in adopted],
             strays=[stray.save_id for stray in strays],
+            is_local=candidate is not None and candidate.is_local,
         )
 
-    def _choose(self, attempt: int) -> Manifest | None:
-        candidates = choose(self._directory, attempt, AUTO).candidates
+    def _choose(self, attempt: int) -> Candidate | None:
+        """Choose as all ranks together do: what is local must be whole on every disk."""
+        ranks = None if self._settings.disks is None else self._settings.world_size
+        candidates = choose(self._directory, attempt, AUTO, ranks).candidates
         if self._settings.rollback is not None:
             draw = random.Random(self._settings.rollback)
-            named = [candidate.manifest.tag for candidate in candidates]
+            named = [candidate.manifest.tag for candidate in candidates if not candidate.is_local]
             named += files.fresh_listing(self._directory.strays)
             if named:
                 candidates = choose(self._directory, attempt, draw.choice(named)).candidates
-        return candidates[0].manifest if candidates else None
+        for candidate in candidates:
+            if not candidate.is_local or self._all_have(candidate.manifest):
+                return candidate
+            self._tell("local_incomplete", save_id=candidate.manifest.save_id)
+        return None
+
+    def _all_have(self, manifest: Manifest) -> bool:
+        for rank, record in enumerate(manifest.shards):
+            path = self._disk(rank).file(manifest.save_id)
+            try:
+                with open(path, "rb") as file:
+                    data = file.read()
+            except FileNotFoundError:
+                return False
+            if digest_bytes(data) != record.digest:
+                return False
+        return True
+
+    def _disk(self, rank: int) -> LocalDisk:
+        root = self._local_run(rank)
+        assert root is not None
+        return LocalDisk(root, rank, self._settings.world_size)
+
+    def _settle_local(self, start: dict[str, Any], attempt: int, handover: Handover) -> None:
+        """Clear this node's disk, and send on what the attempt continues from, if only that has it.
+
+        As `Resumer` and `Saver.drain` do.
+        """
+        if self._settings.disks is None:
+            return
+        parent, rank = start["parent"], self._settings.rank
+        assert local.clear(self._disk(rank).root, self._directory, attempt, parent) == []
+        if not start["is_local"]:
+            return
+        tag = SaveId.parse(parent).tag
+        manifest = commit.read_manifest(self._directory.local_save(tag, parent))
+        assert manifest is not None, "it stays until all ranks have sent it on"
+        record = manifest.shards[rank]
+        seal = Seal(
+            save=save_directory(tag, 0),
+            save_id=parent,
+            size_bytes=record.size_bytes,
+            data_offset=record.data_offset,
+            draft=json.dumps(manifest.draft_json()).encode() if rank == 0 else None,
+            digest=record.digest,
+        )
+        handover.hand_over_local(seal)
 
     def _train(
         self,
@@ -203,10 +264,11 @@ class _Trainer:
         images = [_Image(plan.size_bytes) for _ in range(IMAGES)]
         history = tuple((number, step) for number, step in start["history"])
         count, step = 0, int(start["step"])
+        self._settle_local(start, attempt, handover)
         while self._goes_on(count):
             select.select([], [], [], self._random.random() * settings.pace_seconds)
             count, step = count + 1, step + 1
-            if len(handover.held_images) == IMAGES or self._random.random() < settings.poll_chance:
+            if handover.busy or self._random.random() < settings.poll_chance:
                 handover.wait_for_image(_WAIT_SECONDS)
             if handover.fenced:
                 return FENCED
