@@ -17,6 +17,20 @@ Convert: TypeAlias = Callable[[memoryview], memoryview]
 
 _Array: TypeAlias = npt.NDArray[Any]
 
+
+def _bfloat16(values: _Array) -> _Array:
+    """Round float32: of what is cut off, a half goes to the even neighbour."""
+    bits = values.view("<u4")
+    rounded = bits >> np.uint32(16)
+    rounded &= np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += bits
+    rounded >>= np.uint32(16)
+    short: _Array = rounded.astype("<u2")
+    short[np.isnan(values)] = 0x7FC0  # the sum may have carried a NaN over to zero or infinity
+    return short
+
+
 _READ: dict[str, Callable[[_Array], _Array]] = {
     "F64": lambda stored: stored.view("<f8"),
     "F32": lambda stored: stored.view("<f4"),
@@ -27,7 +41,13 @@ _READ: dict[str, Callable[[_Array], _Array]] = {
 _WRITE: dict[str, Callable[[_Array], _Array]] = {
     "F32": lambda values: values,
     "F16": lambda values: values.astype("<f2"),
-    "BF16": lambda values: _bfloat16(values.view("<u4")),
+    "BF16": _bfloat16,
+}
+
+_LARGEST = {
+    "F32": float(np.finfo(np.float32).max),
+    "F16": float(np.finfo(np.float16).max),
+    "BF16": float(np.array([0x7F7F0000], np.uint32).view(np.float32)[0]),
 }
 
 FLOATING = frozenset(_READ)
@@ -49,26 +69,27 @@ def converter(name: str, source: str, target: str) -> Convert:
     if source not in _READ or target not in _WRITE:
         raise ExchangeError(f"{name}: there is no conversion from {source} to {target}")
 
+    largest = _LARGEST[target]
+
     def convert(data: memoryview) -> memoryview:
         values = _READ[source](np.frombuffer(data, np.uint8))
+        # False where there is a NaN. Nearly always true, and two cheap passes.
+        fits = bool(-largest <= values.min() and values.max() <= largest)
         with np.errstate(over="ignore", invalid="ignore"):
             converted = _WRITE[target](values.astype("<f4", copy=False)).view(np.uint8)
+        if not fits:
             infinite = np.isinf(_READ[target](converted))
-        lost = values[infinite][np.isfinite(values[infinite])]
-        if lost.size:
-            raise ExchangeError(
-                f"{name}: the value {lost[0]} is beyond what {target} holds; export with another "
-                "--dtype"
-            )
+            _refuse_lost(name, values[infinite], target)
         return converted.data
 
     return convert
 
 
-def _bfloat16(bits: _Array) -> _Array:
-    """Round float32, given by its bits: of what is cut off, a half goes to the even neighbour."""
-    odd = (bits >> np.uint32(16)) & np.uint32(1)
-    rounded: _Array = ((bits + (np.uint32(0x7FFF) + odd)) >> np.uint32(16)).astype("<u2")
-    is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    rounded[is_nan] = 0x7FC0  # the sum may have carried a NaN over to zero or infinity
-    return rounded
+def _refuse_lost(name: str, values: _Array, target: str) -> None:
+    """Raise ExchangeError if one of `values`, which became infinite, was not so before."""
+    lost = values[np.isfinite(values)]
+    if lost.size:
+        raise ExchangeError(
+            f"{name}: the value {lost[0]} is beyond what {target} holds; export with another "
+            "--dtype"
+        )

@@ -28,7 +28,7 @@ RECORD_NAME = "everstep_export.json"
 
 AS_TRAINED = "as-trained"
 DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
-WINDOW_BYTES = 8 << 20
+WINDOW_BYTES = 1 << 20  # with its conversion, it fits a core's cache
 
 _PARTIAL = ".partial"
 _MODE = 0o666  # less the umask: an export is for others to read

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 
 from engine.__main__ import main
 from tests.exchange import stored
+from tests.exchange.child import measured
 
-REPOSITORY = Path(__file__).parents[2]
 MEBIBYTE = 1 << 20
 
 
@@ -60,33 +57,8 @@ def test_12_export_needs_no_more_memory_than_windows(tmp_path: Path) -> None:
     """
     masters = {f"layer{i}.weight": torch.full((12, 1 << 20), float(i)) for i in range(2)}
     stored.checkpoint(tmp_path / "run", world_size=2, masters=masters)
-    peak = _peak(tmp_path, "export", "--dtype", "fp32", "--shard-size", "48MiB")
-    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) == 2
-    assert peak["after"] - peak["before"] < 20 * MEBIBYTE
-
-
-def _peak(tmp_path: Path, command: str, *options: str) -> dict[str, int]:
-    """Run a command in a process of its own; return its peak memory before and after, in bytes."""
-    script = (
-        "import json, re, sys\n"
-        "import engine.exchange.export\n"
-        "from engine.__main__ import main\n"
-        # Not ru_maxrss: that outlives an exec, and would be the parent's.
-        "def peak():\n"
-        "    status = open('/proc/self/status').read()\n"
-        "    return 1024 * int(re.search(r'VmHWM:\\s+([0-9]+) kB', status)[1])\n"
-        "before = peak()\n"
-        "assert main(sys.argv[1:]) == 0\n"
-        "print(json.dumps({'before': before, 'after': peak()}))\n"
-    )
-    arguments = [command, str(tmp_path / "run"), "--out", str(tmp_path / "out"), *options]
-    done = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    out = tmp_path / "out"
+    options = ("--dtype", "fp32", "--shard-size", "48MiB")
+    found = measured("export", str(tmp_path / "run"), "--out", str(out), *options)
+    assert len(list(out.glob("model-*.safetensors"))) == 2
+    assert found.extra_peak_bytes < 20 * MEBIBYTE
