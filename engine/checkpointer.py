@@ -97,7 +97,10 @@ class Checkpointer:
         return self._saver.fenced
 
     def resume(
-        self, mode: str = "auto", accept: Callable[[Manifest], None] = lambda manifest: None
+        self,
+        mode: str = "auto",
+        accept: Callable[[Manifest], None] = lambda manifest: None,
+        why_not: Callable[[Manifest], str] = lambda manifest: "",
     ) -> ResumedState | None:
         """Continue from a checkpoint, or start fresh. Collective; once, before the first save.
 
@@ -105,6 +108,9 @@ class Checkpointer:
             mode: "auto", the newest intact checkpoint of this run, or a fresh start where there
                 never was one; "must", the newest one or an error; "never", a fresh start; or a tag.
             accept: called on rank 0 with the manifest; may refuse it by raising a ResumeError.
+            why_not: called on rank 0 with every manifest that "auto" and "must" might take; gives a
+                reason to pass it over for an older one, or an empty text. There is no fresh start
+                where all were passed over.
 
         Returns the state to continue from, None on a fresh start. The random number generators are
         restored last, so call this right before the first step. The checkpoint may have been saved
@@ -116,7 +122,7 @@ class Checkpointer:
         """
         whole = {**buffers(self._buffer_states()), **rng.capture()}
         resumer = Resumer(self._session, full=self._options.verify_on_resume == "full")
-        resumed = resumer.resume(mode, whole, accept)
+        resumed = resumer.resume(mode, whole, accept, why_not)
         manifest = resumed.manifest
         parent = None if manifest is None else manifest.save_id
         lineage = Lineage(resumed.history, parent, self._fingerprint)

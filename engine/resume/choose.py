@@ -5,6 +5,7 @@ where there never was one. `must` and a named tag never walk back to another.
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engine.format import names
@@ -59,14 +60,20 @@ class Choice:
 
 
 def choose(
-    directory: CheckpointDirectory, attempt: int, mode: str, local_ranks: int | None = None
+    directory: CheckpointDirectory,
+    attempt: int,
+    mode: str,
+    local_ranks: int | None = None,
+    why_not: Callable[[Manifest], str] = lambda manifest: "",
 ) -> Choice:
     """Return what `mode` (auto, never, must or a tag) may resume from.
 
     `local_ranks` is how many ranks look for their files in the local tier; None without one. A save
-    that lies only there serves no other number of ranks.
+    that lies only there serves no other number of ranks. What `why_not` gives a reason against is
+    passed over, unless it was named.
 
-    Raises NothingToResumeError where a checkpoint was demanded and there is none.
+    Raises NothingToResumeError where a checkpoint was demanded and there is none, or where there is
+    none but such as are passed over.
     """
     if mode == NEVER:
         return Choice([], walks_back=False)
@@ -76,9 +83,12 @@ def choose(
     manifests, passed_over = takeover.candidates(directory, attempt)
     shared = [Candidate(m, directory.tag(m.tag)) for m in manifests]
     in_local, unusable = _local(directory, attempt, local_ranks)
-    found = sorted(shared + in_local, key=lambda candidate: -candidate.manifest.step)
-    passed_over += unusable
-    if not found and (mode == MUST or any(p.damaged for p in passed_over)):
+    newest_first = sorted(shared + in_local, key=lambda candidate: -candidate.manifest.step)
+    judged = [(candidate, why_not(candidate.manifest)) for candidate in newest_first]
+    found = [candidate for candidate, reason in judged if not reason]
+    unwanted = [PassedOver(c.path, f"{c.path}: {reason}", False) for c, reason in judged if reason]
+    passed_over += unusable + unwanted
+    if not found and (mode == MUST or unwanted or any(p.damaged for p in passed_over)):
         raise NothingToResumeError(
             f"resume={mode}: there is no intact checkpoint in {directory.root}"
             + "".join(f"\n  passed over: {p.reason}" for p in passed_over)

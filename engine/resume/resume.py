@@ -84,16 +84,17 @@ class Resumer:
         mode: str,
         whole: dict[str, torch.Tensor],
         accept: Callable[[Manifest], None],
+        why_not: Callable[[Manifest], str],
     ) -> Resumed:
         """Restore what `mode` finds; see `engine.resume.choose`.
 
         `whole` are the live buffers and RNG states, by entry name. `accept` may refuse a manifest
-        on rank 0 by raising a ResumeError: other data, for example.
+        on rank 0 by raising a ResumeError: other data, for example. `why_not` is asked there, too.
 
         Raises ResumeError on every rank alike. No tag was moved or written over then.
         """
         started = time.monotonic()
-        proposals = self._agreement.on_rank_0(lambda: self._take_over(mode), _ERRORS)
+        proposals = self._agreement.on_rank_0(lambda: self._take_over(mode, why_not), _ERRORS)
         for index in range(proposals):
             read = self._read(self._propose(index, accept), whole)
             if read is not None:
@@ -105,7 +106,7 @@ class Resumer:
             )
         return Resumed(self._begin(None), None, {}, {}, True)
 
-    def _take_over(self, mode: str) -> int:
+    def _take_over(self, mode: str, why_not: Callable[[Manifest], str]) -> int:
         """On rank 0: adopt, sweep, choose. Returns how many candidates there are."""
         for save in takeover.adopt(self._session.directory, self._session.attempt):
             self._session.emit(
@@ -116,7 +117,9 @@ class Resumer:
                 reason=save.reason,
             )
         local_ranks = None if self._session.local is None else self._session.layout.world_size
-        self._choice = choose(self._session.directory, self._session.attempt, mode, local_ranks)
+        self._choice = choose(
+            self._session.directory, self._session.attempt, mode, local_ranks, why_not
+        )
         for passed in self._choice.passed_over:
             logger.warning("passed over: %s", passed.reason)
             self._session.emit("passed_over", path=passed.path, reason=passed.reason)
