@@ -45,6 +45,7 @@ def all_of_them(root: str, small_disk: str) -> dict[str, Any]:
         writer_dies,
         writer_dies_before_the_end,
         direct_use_is_refused,
+        directory_is_not_shared,
         copies_while_training,
     ):
         results[case.__name__] = case(os.path.join(root, case.__name__))
@@ -94,7 +95,7 @@ def saves_before_the_first_step(directory: str) -> dict[str, Any]:
     return {"whole": whole, "parts": parts}
 
 
-def staged_bytes_do_not_alias(directory: str) -> dict[str, str]:
+def staged_bytes_do_not_alias(directory: str) -> dict[str, Any]:
     """Overwrite every live tensor as soon as `save` returns; restore, and compare with before."""
     ds_engine = toy.make_engine()
     # A slow disk keeps the writer at work while the state changes under it.
@@ -107,12 +108,13 @@ def staged_bytes_do_not_alias(directory: str) -> dict[str, str]:
         tensor.data.add_(1)
     ds_engine.lr_scheduler.step()
     assert toy.digest(ds_engine) != before
-    assert checkpointer.close()
+    there = os.path.exists(f"{directory}/global_step2")
+    awaited = [there, checkpointer.close(), os.path.exists(f"{directory}/global_step2")]
     second = toy.make_engine()
     checkpointer, _ = attach(second, directory)
     checkpointer.resume("must")
     checkpointer.close()
-    return {"before": before, "after": toy.digest(second)}
+    return {"before": before, "after": toy.digest(second), "awaited": awaited}
 
 
 def refuses_another_model(directory: str) -> list[str]:
@@ -214,12 +216,15 @@ def writer_dies(directory: str) -> dict[str, Any]:
     assert checkpointer.save(1, sample_offset=4)
     killed = checkpointer._saver._link.pid
     os.kill(killed, signal.SIGKILL)
+    toy.train(ds_engine, 2, 2)
+    assert checkpointer.save(2, sample_offset=8)
     committed = checkpointer.close()
     replaced = checkpointer._saver._link.pid
     return {
         "committed": committed,
         "restarted": sum(event["event"] == "writer_restarted" for event in events),
         "replaced": replaced != killed,
+        "tags": sorted(n for n in os.listdir(directory) if n.startswith("global_step")),
     }
 
 
@@ -314,6 +319,17 @@ def direct_use_is_refused(directory: str) -> list[str]:
             errors.append(str(error))
     checkpointer.close()
     return errors
+
+
+def directory_is_not_shared(directory: str) -> str:
+    """Attach with a directory of each rank's own, as on nodes with disks of their own."""
+    own = os.path.join(directory, str(dist.get_rank()))
+    try:
+        with mock.patch("engine.bring_up._SEEN_SECONDS", 0.5):
+            attach(toy.make_engine(), own)
+    except engine.CheckpointError as error:
+        return str(error)
+    raise AssertionError("it went on")
 
 
 def layout_of_a_rank() -> dict[str, Any]:

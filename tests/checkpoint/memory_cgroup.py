@@ -1,7 +1,6 @@
 """A memory cgroup of one's own, of whichever version this machine has, below the test's own one."""
 
 import contextlib
-import os
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,13 +11,13 @@ from engine.checkpoint import memory
 
 @dataclass(frozen=True)
 class MemoryCgroup:
-    """A directory of the kernel's, with a limit. Processes enter it by `enter`."""
+    """A directory of the kernel's, with a limit."""
 
     path: Path
 
-    def enter(self) -> None:
-        """Move the calling process in: what it takes from now on is charged here."""
-        (self.path / "cgroup.procs").write_text(str(os.getpid()))
+    def take_in(self, pid: int) -> None:
+        """Move a process in: what it takes from now on is charged here."""
+        (self.path / "cgroup.procs").write_text(str(pid))
 
 
 def _parents() -> Iterator[tuple[Path, str]]:

@@ -4,30 +4,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import pytest
 from safetensors import safe_open
 
+from tests.checkpoint.conftest import CASES, Results
 from tests.distributed.ranks import run_ranks
-
-CASES = "tests.checkpoint.cases"
-
-Results = list[dict[str, Any]]
-"""By rank, and then by case."""
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every case has a directory of its own."""
-    return tmp_path_factory.mktemp("cases")
-
-
-@pytest.fixture(scope="module")
-def results(root: Path, small_disk: Path | None) -> Results:
-    """What the cases returned: all of them ran in one process tree, which starts slowly."""
-    disk = "" if small_disk is None else str(small_disk)
-    return run_ranks(f"{CASES}:all_of_them", 2, root=str(root), small_disk=disk)
 
 
 def test_a_resumed_run_continues_bit_for_bit(results: Results, root: Path) -> None:
@@ -40,12 +21,6 @@ def test_a_resumed_run_continues_bit_for_bit(results: Results, root: Path) -> No
 
 def test_a_checkpoint_of_three_ranks_with_empty_slices_resumes(tmp_path: Path) -> None:
     for record in run_ranks(f"{CASES}:continues_exactly", 3, directory=str(tmp_path)):
-        assert record["parts"] == record["whole"]
-
-
-def test_a_save_before_the_first_step_resumes(results: Results) -> None:
-    for result in results:
-        record = result["saves_before_the_first_step"]
         assert record["parts"] == record["whole"]
 
 
@@ -94,30 +69,9 @@ def test_a_value_that_cannot_be_stored_on_one_rank_skips_the_save_everywhere(
         assert "callback" in reason
 
 
-def test_a_dead_writer_is_replaced_and_its_save_commits(results: Results, root: Path) -> None:
-    for result in results:
-        assert result["writer_dies"] == {"committed": True, "restarted": 1, "replaced": True}
-    _is_intact(root / "writer_dies")
-
-
 def test_a_run_whose_writer_died_before_the_end_is_closed_all_the_same(results: Results) -> None:
     for result in results:
         assert result["writer_dies_before_the_end"] == 1
-
-
-def test_a_full_disk_costs_that_save_only_and_stops_the_run_when_it_stays(
-    results: Results, small_disk: Path | None
-) -> None:
-    if small_disk is None:
-        pytest.skip("mounting a tmpfs takes root")
-    cases = [result["disk_full"] for result in results]
-    for case in cases:
-        assert case["left"] == ["trash"]
-        assert case["tags"] == ["global_step1", "global_step3"]
-        assert "2 saves in a row have failed" in case["error"]
-        assert "No space left on device" in case["error"]
-    assert any("No space left" in reason for case in cases for reason in case["reasons"])
-    _is_intact(small_disk / "disk_full")
 
 
 def test_deepspeeds_own_save_and_a_save_before_resume_are_refused(results: Results) -> None:
@@ -125,6 +79,16 @@ def test_deepspeeds_own_save_and_a_save_before_resume_are_refused(results: Resul
         direct, early = result["direct_use_is_refused"]
         assert "Use checkpointer.save" in direct
         assert "call resume() before" in early
+
+
+def test_a_directory_that_not_all_ranks_see_is_refused_on_all_of_them(
+    results: Results, root: Path
+) -> None:
+    rank_0s, rank_1s = (root / "directory_is_not_shared" / rank for rank in ("0", "1"))
+    for result in results:
+        error = result["directory_is_not_shared"]
+        assert f"{rank_1s} is not the one that rank 0 uses ({rank_0s})" in error
+        assert "Set checkpoint.dir to a directory that all nodes share" in error
 
 
 def test_a_copy_under_way_is_waited_for_before_the_parameters_change_and_then_sealed(

@@ -104,7 +104,7 @@ import os, sys
 from pathlib import Path
 from engine.checkpoint.memory import room
 from tests.checkpoint.memory_cgroup import MemoryCgroup
-MemoryCgroup(Path(sys.argv[1])).enter()
+MemoryCgroup(Path(sys.argv[1])).take_in(os.getpid())
 before = room()
 image = os.memfd_create("image")
 os.write(image, bytes(int(sys.argv[2])))

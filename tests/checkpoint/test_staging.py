@@ -3,15 +3,11 @@
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from engine.checkpoint.options import CheckpointOptions
-from tests.distributed.ranks import run_ranks
-
-Results = list[dict[str, Any]]
-"""By rank, and then by case."""
+from tests.checkpoint.conftest import Results
 
 STATE_KEYS = {
     "SGD": [],
@@ -21,52 +17,26 @@ STATE_KEYS = {
 }
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where every case has a directory of its own."""
-    return tmp_path_factory.mktemp("cases")
-
-
-@pytest.fixture(scope="module")
-def results(root: Path) -> Results:
-    """What the cases returned: all of them ran in one process tree, which starts slowly."""
-    return run_ranks("tests.checkpoint.staging_cases:all_of_them", 2, root=str(root))
-
-
 @pytest.mark.parametrize("optimizer", STATE_KEYS)
-def test_any_optimizer_continues_bit_for_bit(results: Results, optimizer: str) -> None:
-    for result in results:
+def test_any_optimizer_continues_bit_for_bit(staging_results: Results, optimizer: str) -> None:
+    for result in staging_results:
         record = result["other_optimizers"][optimizer]
         assert record["parts"] == record["whole"]
         assert record["keys"] == STATE_KEYS[optimizer]
 
 
 def test_only_state_that_was_not_foreseen_takes_new_images_and_another_plan(
-    results: Results,
+    staging_results: Results,
 ) -> None:
-    for result in results:
+    for result in staging_results:
         for name, record in result["other_optimizers"].items():
             assert record["foreseen"] == [name != "RMSprop"] * 2, name
 
 
-def test_state_of_every_kind_that_changes_after_save_is_not_in_the_checkpoint(
-    results: Results, root: Path
-) -> None:
-    for result in results:
-        record = result["every_kind"]
-        assert record["unchanged"] == [], "what does not change proves nothing"
-        assert record["equal_anyway"] == [], "the target must differ before it is restored"
-        assert record["wrong"] == []
-        assert len(record["kinds"]) == 17
-        assert record["scales"] == [256, 256, 128, 128], "the step before the last overflows"
-        assert record["client"] == [[1], {"k": [2]}, {"positions": [3]}]
-    _is_intact(root / "every_kind")
-
-
 def test_a_save_is_skipped_by_all_ranks_while_one_is_busy_and_waits_where_told_to(
-    results: Results, root: Path
+    staging_results: Results, staging_root: Path
 ) -> None:
-    rank_0, rank_1 = (result["skips_while_busy"] for result in results)
+    rank_0, rank_1 = (result["skips_while_busy"] for result in staging_results)
     for record in (rank_0, rank_1):
         assert record["staged"] == [True, True, True, False, True]
         assert record["failures"] == 0, "a skip is no failure"
@@ -79,18 +49,18 @@ def test_a_save_is_skipped_by_all_ranks_while_one_is_busy_and_waits_where_told_t
     assert (waited["event"], waited["step"]) == ("waited", 4)
     assert waited["seconds"] > 0
     assert "checkpoint.every_steps=" in waited["reason"]
-    _is_intact(root / "skips_while_busy")
+    _is_intact(staging_root / "skips_while_busy")
 
 
-def test_paranoid_proves_every_committed_save(results: Results) -> None:
-    for result in results:
+def test_paranoid_proves_every_committed_save(staging_results: Results) -> None:
+    for result in staging_results:
         assert result["proves"] == [["proven", 1], ["proven", 2], ["proven", 3]]
 
 
 def test_paranoid_finds_a_copy_that_came_too_late_and_nothing_resumes_from_it(
-    results: Results,
+    staging_results: Results,
 ) -> None:
-    for result in results:
+    for result in staging_results:
         record = result["finds_late_copies"]
         (error,) = record["errors"]
         assert "global_step1 is not the state that was live" in error
@@ -101,8 +71,8 @@ def test_paranoid_finds_a_copy_that_came_too_late_and_nothing_resumes_from_it(
         assert len(record["strays"]) == 1
 
 
-def test_closing_leaves_the_directory_free_for_the_next_attempt(results: Results) -> None:
-    for result in results:
+def test_closing_leaves_the_directory_free_for_the_next_attempt(staging_results: Results) -> None:
+    for result in staging_results:
         assert result["attaches_again_at_once"] == [0, 1, 2, 3, 4]
 
 

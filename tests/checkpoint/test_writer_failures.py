@@ -2,46 +2,22 @@
 
 import os
 import select
-import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from engine.checkpoint import old_writers, writer_link
+from engine.checkpoint import old_writers
 from engine.protocol import files
 from engine.protocol.acquire import Lease
-from tests.checkpoint.writers import WAIT_SECONDS, Rank, Ranks
+from tests.checkpoint.writers import WAIT_SECONDS, Rank, Ranks, failing
 from tests.protocol.driver.content import read_whole
 from tests.protocol.saves import Run
 from tests.slurm.cluster_job import wait_for
 
 _QUICK = Lease(0.5, 0.02)
-
-# The writer's own start-up code, with one function of `os` that fails on its first call.
-_FAILS_ONCE = """
-import errno, os, sys
-sys.path.insert(0, sys.argv[2]); sys.path.append(sys.argv[3])
-real = getattr(os, sys.argv[4])
-def fail_once(*arguments):
-    if os.path.exists(sys.argv[5]):
-        return real(*arguments)
-    open(sys.argv[5], "x").close()
-    raise OSError(errno.EIO, os.strerror(errno.EIO))
-setattr(os, sys.argv[4], fail_once)
-from engine.checkpoint.writer import main
-main(int(sys.argv[1]))
-"""
-
-
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[Ranks]:
-    ranks = Ranks(Run(tmp_path), tmp_path)
-    yield ranks
-    ranks.end()
 
 
 def _pidfd(rank: Rank) -> int:
@@ -115,9 +91,8 @@ def test_an_attempt_that_was_closed_meanwhile_is_known_without_a_save_being_due(
 ) -> None:
     rank_0, _ = ranks.start(lease=_QUICK)
     ranks.run.close(0)
-    while not rank_0.handover.fenced:
-        rank_0.link.wait(WAIT_SECONDS)
-        rank_0.handover.take_in()
+    rank_0.await_told("fenced")
+    assert rank_0.handover.fenced
     (event,) = rank_0.told("fenced")
     assert event["reason"] == "another start has closed this attempt"
     assert rank_0.told("failed") == []
@@ -128,13 +103,9 @@ def test_beats_that_do_not_get_through_are_told_and_counted(ranks: Ranks) -> Non
     path = ranks.run.directory.attempt(0).path
     for count in (1, 2):
         os.rename(path, f"{path}.away")
-        while len(rank_0.told("beat_lost")) < count:
-            rank_0.link.wait(WAIT_SECONDS)
-            rank_0.handover.take_in()
+        rank_0.await_told("beat_lost", count)
         os.rename(f"{path}.away", path)
-        while len(rank_0.told("beat_restored")) < count:
-            rank_0.link.wait(WAIT_SECONDS)
-            rank_0.handover.take_in()
+        rank_0.await_told("beat_restored", count)
     counts = [event["count"] for event in rank_0.told("beat_lost")]
     assert counts == list(range(1, len(counts) + 1)), "more than two where the machine is slow"
     assert not rank_0.handover.fenced
@@ -147,11 +118,7 @@ def test_an_error_of_the_disk_costs_that_save_and_counts_in_a_row_only(
     ranks: Ranks, tmp_path: Path, function: str
 ) -> None:
     fired = tmp_path / "fired"
-    packages = [writer_link._PACKAGES, writer_link._XXHASH]
-    code = [sys.executable, "-I", "-S", "-c", _FAILS_ONCE]
-    _, rank_1 = ranks.start(
-        command=lambda fd: [*code, str(fd), *packages, function, str(fired)],
-    )
+    _, rank_1 = ranks.start(command=failing(function, "EIO", fired))
     ranks.save(1)
     assert fired.exists()
     assert "Input/output error" in ranks.reasons(1)
@@ -162,45 +129,6 @@ def test_an_error_of_the_disk_costs_that_save_and_counts_in_a_row_only(
     assert ranks.run.tags() == ["global_step2"]
     assert [rank.handover.failures_in_a_row for rank in ranks.all] == [0, 0]
     assert rank_1.told("writer_restarted") == []
-
-
-def test_a_directory_that_is_removed_under_a_live_run_is_a_failed_disk(ranks: Ranks) -> None:
-    """Nobody has taken the run over, and the writers live on to say so."""
-    ranks.start()
-    ranks.save(1)
-    while os.path.exists(ranks.run.directory.root):  # rank 0's writer may still put things in
-        shutil.rmtree(ranks.run.directory.root, ignore_errors=True)
-    for step in (2, 3):
-        ranks.save(step)
-        assert f"was {ranks.run.directory.root} removed" in ranks.reasons(step)
-    for rank in ranks.all:
-        assert not rank.handover.fenced
-        assert rank.handover.failures_in_a_row == 2
-        assert rank.told("writer_restarted") == []
-    assert not os.path.exists(ranks.run.directory.root)
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="mounting a tmpfs takes root")
-def test_a_directory_that_becomes_read_only_costs_the_saves_meanwhile(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], check=True)
-    ranks = Ranks(Run(disk), tmp_path)
-    try:
-        ranks.start()
-        ranks.save(1)
-        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-        ranks.save(2)
-        assert "Read-only file system" in ranks.reasons(2)
-        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
-        ranks.save(3)
-        assert ranks.run.tags() == ["global_step1", "global_step3"]
-        read_whole(ranks.run.directory.tag("global_step3"))
-        for rank in ranks.all:
-            assert rank.told("writer_restarted") == []
-    finally:
-        ranks.end()
-        subprocess.run(["umount", "--lazy", disk], check=True)
 
 
 @pytest.fixture

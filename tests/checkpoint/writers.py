@@ -2,9 +2,13 @@
 
 import json
 import os
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint import writer_link
 from engine.checkpoint.handover import Handover
 from engine.checkpoint.writer import WriterConfig
 from engine.checkpoint.writer_link import Seal, WriterLink
@@ -16,6 +20,22 @@ from tests.protocol.saves import NONCE, NUMEL, WORLD_SIZE, Run
 
 WAIT_SECONDS = 60.0
 NO_BEAT = Lease(3600.0, 400.0)
+
+# The writer's own start-up code, with one function of `os` that fails on its first call.
+_FAILS_ONCE = """
+import errno, os, sys
+sys.path.insert(0, sys.argv[2]); sys.path.append(sys.argv[3])
+real = getattr(os, sys.argv[4])
+def fail_once(*arguments):
+    if os.path.exists(sys.argv[6]):
+        return real(*arguments)
+    open(sys.argv[6], "x").close()
+    number = getattr(errno, sys.argv[5])
+    raise OSError(number, os.strerror(number))
+setattr(os, sys.argv[4], fail_once)
+from engine.checkpoint.writer import main
+main(int(sys.argv[1]))
+"""
 
 
 class Rank:
@@ -34,8 +54,12 @@ class Rank:
             attempt=0,
             log=str(logs / f"writer.{number}"),
             host="here",
-            keep_last=9,
-            **{"commit_deadline_seconds": WAIT_SECONDS, "lease": NO_BEAT, **settings},
+            **{
+                "keep_last": 9,
+                "commit_deadline_seconds": WAIT_SECONDS,
+                "lease": NO_BEAT,
+                **settings,
+            },
         )
         self.link = WriterLink(config, command=command)
         self.link.start()
@@ -63,6 +87,15 @@ class Rank:
         """Return the events of one kind."""
         return [event for event in self.events if event["event"] == kind]
 
+    def await_told(self, kind: str, count: int = 1, step: int | None = None) -> None:
+        """Take reports in until an event of that kind, and step, has come so many times."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while sum(step in (None, event.get("step")) for event in self.told(kind)) < count:
+            left = deadline - time.monotonic()
+            assert left > 0, f"{kind} has not been told: {self.events}"
+            self.link.wait(left)
+            self.handover.take_in()
+
 
 class Ranks:
     """Both ranks of attempt 0."""
@@ -74,11 +107,9 @@ class Ranks:
         run.attempt(0)
 
     def start(self, **of_rank_1: Any) -> list[Rank]:
-        """Start the writers; rank 0's commits and beats as these settings say."""
-        of_rank_0 = {
-            "commit_deadline_seconds": of_rank_1.pop("commit_deadline_seconds", WAIT_SECONDS),
-            "lease": of_rank_1.pop("lease", NO_BEAT),
-        }
+        """Start the writers; settings of commits, beats and retention are rank 0's."""
+        rank_0s = ("commit_deadline_seconds", "lease", "keep_last")
+        of_rank_0 = {name: of_rank_1.pop(name) for name in rank_0s if name in of_rank_1}
         for number, settings in enumerate((of_rank_0, of_rank_1)):
             self.all.append(Rank(number, self.run, self._logs, **settings))
         return self.all
@@ -100,3 +131,9 @@ class Ranks:
         """End the writers."""
         for rank in self.all:
             rank.link.kill()
+
+
+def failing(function: str, error: str, fired: Path) -> Callable[[int], list[str]]:
+    """Return a writer's command line where `function` of `os` fails once, and leaves `fired`."""
+    arguments = [writer_link._PACKAGES, writer_link._XXHASH, function, error, str(fired)]
+    return lambda fd: [sys.executable, "-I", "-S", "-c", _FAILS_ONCE, str(fd), *arguments]
