@@ -1,8 +1,9 @@
-"""Run one command of `python -m engine` in a process of its own, and measure it."""
+"""Run one command of `python -m engine` in a process of its own: to measure it, or to kill it."""
 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -46,3 +47,33 @@ def measured(*arguments: str) -> Measured:
     )
     assert done.returncode == 0, done.stderr
     return Measured(**json.loads(done.stdout.splitlines()[-1]))
+
+
+# Replaces a function by one that kills its process at its n-th call.
+_KILLING = """
+import importlib, os, signal, sys
+from engine.__main__ import main
+name, count = sys.argv[1], int(sys.argv[2])
+module, _, function = name.partition(":")
+module = importlib.import_module(module)
+original, calls = getattr(module, function), []
+def dying(*arguments):
+    calls.append(arguments)
+    if len(calls) == count:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*arguments)
+setattr(module, function, dying)
+main(sys.argv[3:])
+"""
+
+
+def killed(function: str, call: int, *arguments: str) -> None:
+    """Run a command in a process that SIGKILLs itself at the given call of a function."""
+    done = subprocess.run(
+        [sys.executable, "-c", _KILLING, function, str(call), *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr

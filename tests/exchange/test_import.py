@@ -17,6 +17,7 @@ from engine.format import tree
 from engine.protocol.layout import CheckpointDirectory
 from engine.protocol.takeover import newest_start
 from tests.distributed.ranks import run_ranks
+from tests.exchange.child import killed
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +96,123 @@ def test_code_in_a_pickle_is_not_run(
     assert inspect._tags(CheckpointDirectory(str(tmp_path / "out"))) == []
     torch.load(path, weights_only=False)
     assert (tmp_path / "ran").is_dir(), "the pickle must be able to do harm"
+
+
+@pytest.mark.parametrize("call", ["first receipt", "second receipt", "manifest"])
+def test_an_import_is_killed_and_done_again(source: Path, tmp_path: Path, call: str) -> None:
+    """`write_durably` is called for the owner, the start, two receipts, the manifest, latest."""
+    number = {"first receipt": 3, "second receipt": 4, "manifest": 5}[call]
+    command = ("import", str(source), "--out", str(tmp_path / "out"))
+    killed("engine.protocol.files:write_durably", number, *command)
+    directory = CheckpointDirectory(str(tmp_path / "out"))
+    assert inspect._tags(directory) == []
+    assert main(list(command)) == 0
+    assert main(["verify", str(tmp_path / "out")]) == 0
+    assert inspect.load(directory.tag("global_step3")).attempt == 1
+
+
+def test_a_directory_with_a_run_in_it_is_refused(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["import", str(source), "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    before = sorted(os.walk(tmp_path / "out"))
+    assert main(command) == 2
+    assert "there are checkpoints of a run in it" in capsys.readouterr().err
+    assert sorted(os.walk(tmp_path / "out")) == before
+
+
+def _spoil(name: str, change: Any) -> Any:
+    def spoil(source: Path) -> None:
+        (path,) = (source / "global_step3").glob(f"*rank_1_*{name}.pt")
+        states = torch.load(path, weights_only=False)
+        change(states)
+        torch.save(states, path)
+
+    return spoil
+
+
+def _shorten(states: Any) -> None:
+    state = states["optimizer_state_dict"]["optimizer_state_dict"]["state"]
+    state[1]["exp_avg"] = state[1]["exp_avg"][:-1].clone()
+
+
+def _cut(source: Path) -> None:
+    (path,) = (source / "global_step3").glob("*rank_1_*optim_states.pt")
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda s: (s / "latest").unlink(), "latest: No such file or directory. Give the"),
+        (lambda s: (s / "latest").write_text("../elsewhere"), "wanted the name of a directory"),
+        (lambda s: (s / "latest").write_text("global_step7"), "global_step7: cannot be listed"),
+        (
+            lambda s: next(s.glob("global_step3/*rank_0_*model_states.pt")).unlink(),
+            "not of all ranks: there are the files of [1]",
+        ),
+        (
+            lambda s: next(s.glob("global_step3/*rank_1_*optim_states.pt")).unlink(),
+            "zero_pp_rank_1_mp_rank_00_optim_states.pt is missing",
+        ),
+        (_cut, "optim_states.pt: cannot be read safely"),
+        (_spoil("optim_states", _shorten), "rank 1, sub-group 1: exp_avg has shape"),
+        (
+            _spoil("model_states", lambda states: states.pop("param_shapes")),
+            "is not what ZeRO-3 saves; it lacks param_shapes",
+        ),
+        (
+            _spoil("model_states", lambda states: states.update(dp_world_size=4)),
+            "found (ZeRO stage, data-parallel, model-parallel world size) (3, 4, 1)",
+        ),
+    ],
+)
+def test_what_is_not_whole_is_refused(
+    source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    spoil: Any,
+    message: str,
+) -> None:
+    spoil(source)
+    assert main(["import", str(source), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert inspect._tags(CheckpointDirectory(str(tmp_path / "out"))) == []
+
+
+def test_an_unknown_optimizer_is_asked_for(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (source / "global_step3").glob("*model_states.pt"):
+        states = torch.load(path, weights_only=False)
+        states["ds_config"]["optimizer"] = {"type": "Mine"}
+        torch.save(states, path)
+    command = ["import", str(source), "--out", str(tmp_path / "out")]
+    assert main(command) == 2
+    assert "names the optimizer Mine" in capsys.readouterr().err
+    assert main([*command, "--optimizer", "mine.Mine"]) == 0
+    manifest = inspect.load(CheckpointDirectory(str(tmp_path / "out")).tag("global_step3"))
+    assert manifest.optimizer.kind == "mine.Mine"
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({"type": "AdamW", "params": {"torch_adam": True}}, "torch.optim.adamw.AdamW"),
+        (
+            {"type": "Adam", "params": {"torch_adam": True, "adam_w_mode": False}},
+            "torch.optim.adam.Adam",
+        ),
+        ({"type": "Adam"}, "deepspeed.ops.adam.fused_adam.FusedAdam"),
+        ({"type": "SGD", "params": {"momentum": 0.9}}, "torch.optim.sgd.SGD"),
+    ],
+)
+def test_the_optimizer_by_deepspeeds_configuration(config: Any, kind: str) -> None:
+    assert importing._optimizer_kind({"optimizer": config}) == kind
+    offload = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+    if "FusedAdam" in kind:
+        found = importing._optimizer_kind({"optimizer": config, **offload})
+        assert found == "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
