@@ -93,12 +93,13 @@ class Permutation:
         given = np.asarray(values)
         if given.size and (given.min() < 0 or given.max() >= self.n):
             raise IndexError(f"values from {given.min()} to {given.max()}, not in range({self.n})")
-        walked: npt.NDArray[np.uint64] = step(given.astype(np.uint64))
-        outside = np.flatnonzero(walked.flat >= np.uint64(self.n))
+        walked: npt.NDArray[np.uint64] = step(given.astype(np.uint64).ravel())
+        outside = np.flatnonzero(walked >= np.uint64(self.n))
         while outside.size:
-            walked.flat[outside] = step(walked.flat[outside])
-            outside = outside[walked.flat[outside] >= np.uint64(self.n)]
-        return walked
+            again = step(walked[outside])
+            walked[outside] = again
+            outside = outside[again >= np.uint64(self.n)]
+        return walked.reshape(given.shape)
 
     def _encrypt(self, value: _Words) -> _Words:
         left, right = value >> self._half_bits, value & self._half_mask
