@@ -20,10 +20,11 @@ def main() -> int:
         packages.check()
         if tools.is_tool(sys.argv[1:]):
             return tools.run(sys.argv[1:])
-        arguments, local_rank = overrides.split_local_rank(sys.argv[1:])
+        command = overrides.parse(sys.argv[1:])
+        os.environ.update(command.environ)
         place = topology.detect(os.environ)
-        if local_rank is not None:
-            topology.check_local_rank(local_rank, place)
+        if command.local_rank is not None:
+            topology.check_local_rank(command.local_rank, place)
     except ConfigError as error:
         print(f"everstep: {error}", file=sys.stderr)
         return requeue.BAD_CONFIG
@@ -34,10 +35,10 @@ def main() -> int:
         # From here on this is the trainer, in the keeper's child.
         stop = StopRequest()
         stop.install()
-        process = RankProcess(place, arguments, os.environ, keeper_fd, stop)
+        process = RankProcess(place, os.environ, keeper_fd, stop)
     from launcher import train
 
-    return train.main(arguments, os.environ, process)
+    return train.main(command, os.environ, process)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher import batch, deepspeed_section, schema
 from launcher.errors import ConfigError
+from launcher.launch_settings import Launch
+from launcher.schema import at_least
 
 _RESUME_WORDS = ("auto", "never", "must")
 _PATHS = ("path", "init_from")  # in open sections, those of a component and of the model
@@ -43,7 +45,7 @@ class TrainSettings:
     """The run is complete after this many optimizer steps."""
 
     def __post_init__(self) -> None:
-        _at_least("train.steps", self.steps, 1)
+        at_least("train.steps", self.steps, 1)
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class BatchSettings:
     """Samples per rank in one forward and backward pass."""
 
     def __post_init__(self) -> None:
-        _at_least("batch.global_size", self.global_size, 1)
-        _at_least("batch.micro_size", self.micro_size, 1)
+        at_least("batch.global_size", self.global_size, 1)
+        at_least("batch.micro_size", self.micro_size, 1)
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class OptimizerSettings:
     def __post_init__(self) -> None:
         _require(self.lr > 0, f"optimizer.lr={self.lr}: wanted a number above 0.")
         for name in ("weight_decay", "gradient_clipping"):
-            _at_least(f"optimizer.{name}", getattr(self, name), 0)
+            at_least(f"optimizer.{name}", getattr(self, name), 0)
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class ScheduleSettings:
     """Where cosine decay ends, as a fraction of optimizer.lr."""
 
     def __post_init__(self) -> None:
-        _at_least("schedule.warmup_steps", self.warmup_steps, 0)
+        at_least("schedule.warmup_steps", self.warmup_steps, 0)
         _require(
             self.decay in ("cosine", "none"),
             f"schedule.decay={self.decay!r}: wanted cosine or none.",
@@ -117,7 +119,7 @@ class KeepBestSettings:
             self.mode in ("min", "max"),
             f"checkpoint.keep_best.mode={self.mode!r}: wanted min or max.",
         )
-        _at_least("checkpoint.keep_best.count", self.count, 1)
+        at_least("checkpoint.keep_best.count", self.count, 1)
 
 
 @dataclass(frozen=True)
@@ -155,9 +157,9 @@ class CheckpointSettings:
             "checkpoint.every_steps and checkpoint.every_minutes are both null: set at least one.",
         )
         if self.every_steps is not None:
-            _at_least("checkpoint.every_steps", self.every_steps, 1)
+            at_least("checkpoint.every_steps", self.every_steps, 1)
         if self.keep_every_steps is not None:
-            _at_least("checkpoint.keep_every_steps", self.keep_every_steps, 1)
+            at_least("checkpoint.keep_every_steps", self.keep_every_steps, 1)
         for name in (
             "every_minutes",
             "max_bytes_per_second",
@@ -169,9 +171,9 @@ class CheckpointSettings:
                 value is None or value > 0, f"checkpoint.{name}={value}: wanted a number above 0."
             )
         # Nine beats: a shorter one would take a living run's place.
-        _at_least("checkpoint.lease_seconds", self.lease_seconds, _LEAST_LEASE_SECONDS)
-        _at_least("checkpoint.keep_last", self.keep_last, 1)
-        _at_least("checkpoint.max_failures", self.max_failures, 1)
+        at_least("checkpoint.lease_seconds", self.lease_seconds, _LEAST_LEASE_SECONDS)
+        at_least("checkpoint.keep_last", self.keep_last, 1)
+        at_least("checkpoint.max_failures", self.max_failures, 1)
         _require(
             self.when_busy in ("wait", "skip"),
             f"checkpoint.when_busy={self.when_busy!r}: wanted wait or skip.",
@@ -186,9 +188,9 @@ class StageSettings:
     """By component; one that is not named keeps its weight."""
 
     def __post_init__(self) -> None:
-        _at_least("data.stages: from_sample", self.from_sample, 0)
+        at_least("data.stages: from_sample", self.from_sample, 0)
         for name, weight in self.weights.items():
-            _at_least(f"data.stages: the weight of {name}", weight, 0)
+            at_least(f"data.stages: the weight of {name}", weight, 0)
 
 
 @dataclass(frozen=True)
@@ -216,49 +218,12 @@ class DataSettings:
             self.when_exhausted in ("redistribute", "end"),
             f"data.when_exhausted={self.when_exhausted!r}: wanted redistribute or end.",
         )
-        _at_least("data.seq_len", self.seq_len, 1)
-        _at_least("data.workers", self.workers, 0)
-        _at_least("data.prefetch_batches", self.prefetch_batches, 1)
+        at_least("data.seq_len", self.seq_len, 1)
+        at_least("data.workers", self.workers, 0)
+        at_least("data.prefetch_batches", self.prefetch_batches, 1)
         _require(bool(self.components), "data.components is empty: name at least one data set.")
         for name, component in self.components.items():
             _check_component(f"data.components.{name}", component)
-
-
-@dataclass(frozen=True)
-class LaunchSettings:
-    kind: str
-    """`local`: the ranks run on this machine. Ranks that others start ignore it."""
-    ranks: int | None
-    """Number of ranks; null means one per accelerator, or two without any."""
-    grace_seconds: float
-    """After one rank failed, the others have this long to end by themselves."""
-    max_restarts: int
-    """After a failure the ranks are started again so many times, where this launcher starts them:
-    elsewhere that is the scheduler's."""
-    max_attempts_without_progress: int
-    """So many attempts in a row may end at the step they began from; then starting is refused."""
-    start_timeout_minutes: float
-    """From meeting the other ranks until model, data and optimizer are made. A rank that takes
-    longer, here or below, logs every thread's stack and ends with a failure."""
-    resume_timeout_minutes: float
-    """Waiting for an older attempt to end, choosing a checkpoint and reading it."""
-    step_timeout_minutes: float
-    """One step, waiting for its data included."""
-    save_timeout_minutes: float
-    """The pause of one save, or waiting for the last one's commit."""
-
-    def __post_init__(self) -> None:
-        _require(self.kind == "local", f"launch.kind={self.kind!r}: wanted local.")
-        if self.ranks is not None:
-            _at_least("launch.ranks", self.ranks, 1)
-        _at_least("launch.grace_seconds", self.grace_seconds, 0)
-        _at_least("launch.max_restarts", self.max_restarts, 0)
-        _at_least("launch.max_attempts_without_progress", self.max_attempts_without_progress, 1)
-        for phase in ("start", "resume", "step", "save"):
-            minutes = getattr(self, f"{phase}_timeout_minutes")
-            _require(
-                minutes > 0, f"launch.{phase}_timeout_minutes={minutes}: wanted a number above 0."
-            )
 
 
 @dataclass(frozen=True)
@@ -273,7 +238,7 @@ class Settings:
     checkpoint: CheckpointSettings
     data: DataSettings
     model: Mapping[str, Any]
-    launch: LaunchSettings
+    launch: Launch
     deepspeed: Mapping[str, Any]
     seed: int
     resume: str
@@ -410,10 +375,6 @@ def _with_absolute_paths(section: Mapping[str, Any], directory: Path) -> Mapping
 
 def _absolute(path: str, directory: Path) -> str:
     return str(directory / Path(path).expanduser())
-
-
-def _at_least(name: str, value: float, least: int) -> None:
-    _require(value >= least, f"{name}={value}: wanted {least} or more.")
 
 
 def _require(condition: bool, message: str) -> None:

@@ -11,16 +11,20 @@ import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from torch import distributed
 
+from launcher import meeting
 from launcher.config import Settings
 from launcher.errors import ConfigError, LauncherError
 from launcher.schema import first_difference
 from launcher.topology import Topology
 
 MEETING_TIMEOUT = timedelta(minutes=10)
+"""Used by ranks whose settings do not say another."""
+
 _SCONTROL_SECONDS = 30
 
 
@@ -36,17 +40,19 @@ class Council:
         self._rank = rank
         self._world_size = world_size
 
-    def settle_settings(self, composed: Settings | ConfigError) -> Settings:
-        """Return this rank's settings, once every rank has the same.
+    def settle_settings(
+        self, composed: Settings | ConfigError, versions: Mapping[str, str]
+    ) -> Settings:
+        """Return this rank's settings, once every rank has the same, and the same libraries.
 
         Raises:
             ConfigError: on all ranks, with the same message: what some rank could not compose, or
-                the first setting in which some rank differs from rank 0.
+                the first version or setting in which some rank differs from rank 0.
         """
         if isinstance(composed, ConfigError):
             report: dict[str, Any] = {"error": str(composed)}
         else:
-            report = {"settings": composed.as_dict()}
+            report = {"settings": composed.as_dict(), "versions": versions}
         self._decide("settings", json.dumps(report), _compare_settings)
         assert isinstance(composed, Settings)
         return composed
@@ -75,7 +81,7 @@ class Council:
     ) -> None:
         self.store.set(f"{phase}/{self._rank}", report)
         if self._rank == 0:
-            reports = self.store.multi_get(self._keys(phase))
+            reports = self._reports(phase)
             self.store.set(f"{phase}/decision", decide([text.decode() for text in reports]))
         decision = self.store.get(f"{phase}/decision").decode()
         if decision:
@@ -83,6 +89,20 @@ class Council:
             error = kind(decision)
             error.settled = True
             raise error
+
+    def _reports(self, phase: str) -> list[bytes]:
+        """Wait for every rank's report, or say who is missing."""
+        keys = self._keys(phase)
+        try:
+            reports: list[bytes] = self.store.multi_get(keys)
+        except (distributed.DistError, RuntimeError) as error:
+            missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
+            raise RendezvousError(
+                f"{len(missing)} of {self._world_size} ranks did not come ({phase}): rank "
+                f"{', '.join(map(str, missing[:8]))}{' ...' if len(missing) > 8 else ''}. Were as "
+                "many started as the hostfile or the step says? The other hosts' output tells why."
+            ) from error
+        return reports
 
     def _wait_until_all_know(self, phase: str) -> None:
         """The store ends with rank 0, so rank 0 must not end before the others have read it."""
@@ -94,8 +114,17 @@ class Council:
         return [f"{prefix}/{rank}" for rank in range(self._world_size)]
 
 
-def meet(topology: Topology, environ: Mapping[str, str]) -> Council:
+def meet(
+    topology: Topology,
+    environ: Mapping[str, str],
+    place: Path | None = None,
+    timeout: timedelta = MEETING_TIMEOUT,
+) -> Council:
     """Connect to rank 0's store, or hold it. Blocks until rank 0 is there.
+
+    Args:
+        place: the file by which the ranks agree on a port; None for the environment's port.
+        timeout: for this, and then for every decision of the council.
 
     Raises:
         RendezvousError: the port is taken, or rank 0 cannot be reached.
@@ -103,22 +132,28 @@ def meet(topology: Topology, environ: Mapping[str, str]) -> Council:
     host = topology.master_addr or _address_of_node(topology.master_node or "")
     # torchrun's agent holds a store of its own on that port, for all ranks.
     holds = topology.rank == 0 and environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    listen_fd = environ.get("EVERSTEP_LISTEN_FD") if holds else None
+    port, listen_fd = topology.master_port, environ.get("EVERSTEP_LISTEN_FD") if holds else None
+    if place is not None and holds:
+        listener = meeting.listen()
+        port, listen_fd = listener.getsockname()[1], str(listener.detach())
+        meeting.publish(place, port)
+    elif place is not None:
+        port = _port_of_rank_0(place, timeout)
     try:
         store = distributed.TCPStore(
             host,
-            topology.master_port,
+            port,
             topology.world_size,
             is_master=holds,
-            timeout=MEETING_TIMEOUT,
+            timeout=timeout,
             wait_for_workers=False,
             master_listen_fd=int(listen_fd) if listen_fd else None,
         )
     except (distributed.DistError, RuntimeError) as error:
         what = (
-            f"cannot listen on port {topology.master_port}: another program has it"
+            f"cannot listen on port {port}: another program has it"
             if holds
-            else f"cannot reach rank 0 at {host}:{topology.master_port}"
+            else f"cannot reach rank 0 at {host}:{port}"
         )
         raise RendezvousError(
             f"{what} ({str(error).splitlines()[0]}). Choose another port: --master_port under "
@@ -129,12 +164,31 @@ def meet(topology: Topology, environ: Mapping[str, str]) -> Council:
     return Council(store, topology.rank, topology.world_size)
 
 
+def _port_of_rank_0(place: Path, timeout: timedelta) -> int:
+    port = meeting.find(place, timeout.total_seconds())
+    if port is None:
+        raise RendezvousError(
+            f"rank 0 did not say within {timeout} where it listens: {place} did not appear. Either "
+            "rank 0 did not start, or this host does not see the run directory."
+        )
+    return port
+
+
 def _compare_settings(reports: Sequence[str]) -> str:
     contents = [json.loads(report) for report in reports]
     for content in contents:
         if "error" in content:
             return str(content["error"])
     for rank, content in enumerate(contents):
+        difference = first_difference(contents[0]["versions"], content["versions"])
+        if difference:
+            name, ours, theirs = difference
+            return (
+                f"the ranks run different versions of {name}:\n"
+                f"  rank 0: {ours}\n"
+                f"  rank {rank}: {theirs}\n"
+                "  Install the same on all hosts: the same bits come from the same code only."
+            )
         difference = first_difference(contents[0]["settings"], content["settings"])
         if difference:
             key, ours, theirs = difference
@@ -143,7 +197,8 @@ def _compare_settings(reports: Sequence[str]) -> str:
                 f"  rank 0: {ours!r}\n"
                 f"  rank {rank}: {theirs!r}\n"
                 "  A remote shell may have changed an argument on its way: put such settings into "
-                "a file of conf/experiment, and give experiment=NAME."
+                "a file of conf/experiment and give experiment=NAME, or start with "
+                "launch=deepspeed, where no shell changes them."
             )
     return ""
 

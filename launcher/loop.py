@@ -10,7 +10,7 @@ Everything here runs in the main thread of every rank. Steps and saves are phase
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -99,6 +99,7 @@ class StepLoop:
         batches: micro batches without end, from the position's sample offset on.
         cadence, control: when to save, and what people ask for by file; rank 0 asks them, so
             `control` is None on the others.
+        stop_reasons: asked at each step edge, on rank 0 only; each returns why to stop, or None.
         stream_state: from a sample offset to what a checkpoint says about the stream.
         client_state: what every checkpoint holds besides.
     """
@@ -114,6 +115,7 @@ class StepLoop:
         control: ControlFiles | None,
         agreement: Agreement,
         stop: StopRequest,
+        stop_reasons: Sequence[Callable[[], str | None]],
         watchdog: Watchdog,
         progress: Progress,
         position: Position,
@@ -128,6 +130,7 @@ class StepLoop:
         self._control = control
         self._agreement = agreement
         self._stop = stop
+        self._stop_reasons = stop_reasons
         self._watchdog = watchdog
         self._progress = progress
         self._stream_state = stream_state
@@ -185,6 +188,9 @@ class StepLoop:
             asked = self._control.look()
             # Rank 0 alone knows that the run was taken over; the save tells all, by FencedError.
             save = asked.save or self._cadence.clock_says_save() or self._checkpoints.fenced
+        for reason in self._stop_reasons:
+            if cause := reason():
+                self._stop.ask(cause)
         return self._agreement.begin(
             loss=loss, stop=self._stop.requested, save=save, stop_file=asked.stop
         )

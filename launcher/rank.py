@@ -1,6 +1,6 @@
 """What a rank's process is given before anything heavy is imported."""
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 
 from launcher.stop import StopRequest
@@ -12,8 +12,6 @@ class RankProcess:
     """The trainer of one rank, as its entry point made it."""
 
     topology: Topology
-    arguments: Sequence[str]
-    """The command line's overrides."""
     environ: MutableMapping[str, str]
     keeper_fd: int
     """Write end of the pipe that the keeper waits on; the writer inherits it."""

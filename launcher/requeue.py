@@ -20,6 +20,7 @@ from typing import Any
 from launcher.errors import NoProgressError
 from launcher.rank import RankProcess
 from launcher.run_directory import JsonLines
+from launcher.slurm_job import TimeLimit
 
 DONE = 0
 FAILED = 1
@@ -27,12 +28,16 @@ NO_PROGRESS = 70
 SAVED = 75
 BAD_CONFIG = 78
 
+VERDICTS = (BAD_CONFIG, NO_PROGRESS, SAVED, DONE)
+"""What all ranks agreed on, the gravest first; any other code is a failure."""
+
 STARTED = "started"
+STATUS_FILE = "EVERSTEP_STATUS_FILE"
 
 
 def write_status(environ: Mapping[str, str], text: str) -> None:
     """Replace the status file's content in one step, if the environment names a status file."""
-    name = environ.get("EVERSTEP_STATUS_FILE")
+    name = environ.get(STATUS_FILE)
     if not name:
         return
     path = Path(name)
@@ -59,11 +64,17 @@ def attempts_without_progress(records: Sequence[Mapping[str, Any]], from_step: i
         if end is not None and end["exit_code"] in (DONE, SAVED, BAD_CONFIG, NO_PROGRESS):
             if end["exit_code"] in (BAD_CONFIG, NO_PROGRESS):
                 continue  # refused at start: it says nothing about the run
-            break
+            if not _had_no_time(end):
+                break
         if start is not None and start["from_step"] != from_step:
             break
         count += 1
     return count
+
+
+def _had_no_time(end: Mapping[str, Any]) -> bool:
+    """An attempt whose job's time was over before its first step; so will be the next one's."""
+    return bool(end.get("cause") == TimeLimit.CAUSE and end["step"] == end["from_step"])
 
 
 def check_progress(records: Sequence[Mapping[str, Any]], from_step: int, limit: int) -> None:
@@ -98,7 +109,7 @@ class AttemptLog:
         self.step: int | None = None
         """The newest finished step, known from `start` on."""
 
-    def bring_up(self) -> None:
+    def bring_up(self, overrides: Sequence[str]) -> None:
         """Say that an attempt begins, before anything that could kill it."""
         topology, environ = self._process.topology, self._process.environ
         self._write(
@@ -110,13 +121,14 @@ class AttemptLog:
             nodes=topology.world_size // topology.local_world_size,
             slurm_job=environ.get("SLURM_JOB_ID"),
             slurm_restart_count=environ.get("SLURM_RESTART_COUNT"),
-            overrides=list(self._process.arguments),
+            launch=environ.get("EVERSTEP_LAUNCH_ID"),
+            overrides=list(overrides),
         )
 
-    def start(self, attempt: int, from_step: int) -> None:
-        """Say which attempt this is and where it goes on."""
+    def start(self, attempt: int, from_step: int, changed: Sequence[str] = ()) -> None:
+        """Say which attempt this is, where it goes on, and which settings have changed."""
         self._attempt, self._from_step, self.step = attempt, from_step, from_step
-        self._write("start", attempt=attempt, from_step=from_step)
+        self._write("start", attempt=attempt, from_step=from_step, changed=list(changed))
 
     def end(self, exit_code: int, *, cause: str) -> None:
         """Say how it ended. A killed attempt cannot."""
@@ -129,6 +141,18 @@ class AttemptLog:
             cause=cause,
             seconds=round(time.monotonic() - self._began, 3),
         )
+
+    def resume_mode(self, wanted: str) -> str:
+        """Return `auto` where an attempt of the same launch has begun, and else what is wanted.
+
+        A run that was told to start anew, or from a tag, and is then started again by whoever
+        restarts or requeues it, is to go on from where it was.
+        """
+        launch = self._process.environ.get("EVERSTEP_LAUNCH_ID")
+        records = self.earlier()
+        ours = {r["start_id"] for r in records if launch and r.get("launch") == launch}
+        begun = any(r["event"] == "start" and r["start_id"] in ours for r in records)
+        return "auto" if begun and wanted != "must" else wanted
 
     def earlier(self) -> list[dict[str, Any]]:
         """Return the records of the attempts before this one."""

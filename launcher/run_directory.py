@@ -93,11 +93,31 @@ class RunDirectory:
         except FileExistsError:
             return
 
+    def keep_settings(self, attempt: int, settings: Mapping[str, Any]) -> None:
+        """Write what an attempt runs with, beside its logs."""
+        path = self._of_attempt(attempt) / "settings.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+    def settings_before(self, attempt: int) -> dict[str, Any] | None:
+        """Return what the newest attempt before this one ran with, if one left it."""
+        for number in range(attempt - 1, -1, -1):
+            try:
+                text = (self._of_attempt(number) / "settings.json").read_text(encoding="utf-8")
+                settings: dict[str, Any] = json.loads(text)
+                return settings
+            except (OSError, json.JSONDecodeError):
+                continue  # it never came to write it whole
+        return None
+
     def log_file(self, attempt: int, rank: int) -> Path:
         """Return where a rank logs in an attempt; makes the directory. Any rank may call it."""
-        directory = self.path / "logs" / f"attempt_{attempt:04d}"
+        directory = self._of_attempt(attempt)
         directory.mkdir(parents=True, exist_ok=True)
         return directory / f"rank_{rank:05d}.log"
+
+    def _of_attempt(self, attempt: int) -> Path:
+        return self.path / "logs" / f"attempt_{attempt:04d}"
 
     def close(self) -> None:
         for lines in (self.attempts, self.metrics, self.events):

@@ -18,7 +18,7 @@ from engine.format.manifest import Draft
 from engine.stream import FingerprintMismatch, Stream
 from launcher.config import Settings
 from launcher.errors import ConfigError
-from launcher.schema import first_difference
+from launcher.schema import differences, first_difference
 
 
 def identity(
@@ -53,11 +53,11 @@ def identity(
 class Findings:
     """What differs between this run and a checkpoint that it may go on from.
 
-    free  a sentence about a setting that changed and may, or None
+    free  a sentence about each setting that changed and may
     data  what `data.accept_changed` accepted: lines for people; empty for nothing
     """
 
-    free: str | None
+    free: tuple[str, ...]
     data: tuple[str, ...]
 
 
@@ -79,8 +79,10 @@ def check(
     stored, tag = manifest.fingerprint, manifest.tag
     if isinstance(stored, Mapping) and IMPORTED_FROM in stored:
         return Findings(
-            f"{tag} was imported from {stored[IMPORTED_FROM]['directory']} and does not say with "
-            "which data and settings it was trained; those of this run are taken",
+            (
+                f"{tag} was imported from {stored[IMPORTED_FROM]['directory']} and does not say "
+                "with which data and settings it was trained; those of this run are taken",
+            ),
             (),
         )
     if not isinstance(stored, Mapping) or not {"data", "fixed", "free"} <= stored.keys():
@@ -98,11 +100,10 @@ def check(
             f"  now:               {now!r}\n"
             "  Set it back to resume, or start a new run with another run.name."
         )
-    changed = first_difference(stored["free"], current["free"])
-    free = None
-    if changed is not None:
-        key, before, now = changed
-        free = f"{key} was {before!r} when {tag} was saved and is {now!r} now"
+    free = tuple(
+        f"{key} was {before!r} when {tag} was saved and is {now!r} now"
+        for key, before, now in differences(stored["free"], current["free"])
+    )
     return Findings(free, _data_changes(manifest, settings, stream))
 
 

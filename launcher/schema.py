@@ -8,7 +8,7 @@ wanted, because a quiet conversion turns a typo into a setting.
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from launcher.errors import ConfigError, nearest
@@ -22,7 +22,8 @@ def build(kind: type[T], values: Any, path: str) -> T:
     """Return `kind(**values)`, with every nested field checked against its annotation.
 
     Args:
-        kind: a dataclass; nested dataclasses, tuples, mappings and `X | None` are understood.
+        kind: a dataclass; nested dataclasses, tuples, mappings, literals and `X | None` are
+            understood, and unions of dataclasses that a field `kind` tells apart.
         values: what the configuration holds at `path`.
         path: dotted name for messages; empty at the top.
 
@@ -45,19 +46,26 @@ def build(kind: type[T], values: Any, path: str) -> T:
     return kind(**arguments)
 
 
-def first_difference(ours: Any, theirs: Any, path: str = "") -> tuple[str, Any, Any] | None:
-    """Return (dotted key, our value, their value) where two settings first differ."""
+def at_least(name: str, value: float, least: int) -> None:
+    """Raise ConfigError, naming the setting, if its value is too small."""
+    if value < least:
+        raise ConfigError(f"{name}={value}: wanted {least} or more.")
+
+
+def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield (dotted key, our value, their value) wherever two settings differ."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for key in [*ours, *(key for key in theirs if key not in ours)]:
-            found = first_difference(
-                ours.get(key, "(not set)"),
-                theirs.get(key, "(not set)"),
-                f"{path}.{key}" if path else key,
+            yield from differences(
+                ours.get(key, "(not set)"), theirs.get(key, "(not set)"), _join(path, key)
             )
-            if found:
-                return found
-        return None
-    return None if ours == theirs else (path, ours, theirs)
+    elif ours != theirs:
+        yield path, ours, theirs
+
+
+def first_difference(ours: Any, theirs: Any) -> tuple[str, Any, Any] | None:
+    """Return (dotted key, our value, their value) where two settings first differ."""
+    return next(differences(ours, theirs), None)
 
 
 def _convert(hint: Any, value: Any, path: str) -> Any:
@@ -65,10 +73,12 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
     if value == "???":  # OmegaConf's mark for a value that the user must give
         raise ConfigError(f"{path} is not set: give it on the command line, {path}=...")
     if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        (hint,) = (part for part in parameters if part is not type(None))
-        return _convert_optional(hint, value, path)
+        kinds = [part for part in parameters if part is not type(None)]
+        if len(kinds) > 1:
+            return build(_kind_of(kinds, value, path), value, path)
+        return None if value is None else _convert_optional(kinds[0], value, path)
+    if origin is typing.Literal:
+        return _one_of(parameters, value, path)
     if dataclasses.is_dataclass(hint):
         return build(typing.cast(type, hint), value, path)
     if origin is tuple:
@@ -78,6 +88,20 @@ def _convert(hint: Any, value: Any, path: str) -> Any:
             raise ConfigError(f"{path}: {_found(value)}; wanted a section.")
         return {key: _convert(parameters[1], item, _join(path, key)) for key, item in value.items()}
     return value if hint is Any else _scalar(hint, value, path)
+
+
+def _kind_of(kinds: Sequence[type], section: Any, path: str) -> type:
+    """Return the dataclass, of several, whose field `kind` has the literal that the section has."""
+    by_kind = {typing.get_args(typing.get_type_hints(kind)["kind"])[0]: kind for kind in kinds}
+    if not isinstance(section, Mapping):
+        raise ConfigError(f"{path}: {_found(section)}; wanted a section.")
+    return by_kind[_one_of(tuple(by_kind), section.get("kind"), f"{path}.kind")]
+
+
+def _one_of(choices: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value not in choices:
+        raise ConfigError(f"{path}: {_found(value)}; wanted one of {', '.join(choices)}.")
+    return value
 
 
 def _convert_optional(hint: Any, value: Any, path: str) -> Any:

@@ -4,9 +4,11 @@ Everything here is collective: all ranks call it, in the same order. Errors that
 settings, the data or the checkpoint directory are settled among the ranks first and raised on all.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import distributed
@@ -26,6 +28,9 @@ from launcher.progress import Progress
 from launcher.rank import RankProcess
 from launcher.requeue import AttemptLog
 from launcher.run_directory import RunDirectory
+from launcher.schema import differences
+from launcher.slurm_job import SlurmJob, TimeLimit
+from launcher.starter_link import RankSide
 from launcher.stop import Agreement
 from launcher.watchdog import Watchdog, limits_of
 
@@ -45,6 +50,7 @@ class Session:
         directory: the run's; only rank 0 writes records to it.
         attempts: this attempt's log.
         fail: ends this process with a text, from any thread: what the watchdog does.
+        link: where a starter of ours on another host leaves its word.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class Session:
         directory: RunDirectory,
         attempts: AttemptLog,
         fail: Callable[[str], object],
+        link: Path | None,
     ) -> None:
         self._settings = settings
         self._process = process
@@ -64,6 +71,9 @@ class Session:
         self._attempts = attempts
         self._watchdog = Watchdog(limits_of(settings.launch), fail)
         self._control = ControlFiles(directory.path) if process.topology.rank == 0 else None
+        self._job = SlurmJob.of(process.environ) if process.topology.rank == 0 else None
+        self._stop_reasons = self._find_stop_reasons(link)
+        self._changed: list[str] = []  # settings, since the checkpoint or the attempt before
         self._accepted: list[Any] = []  # what data.accept_changed accepted; rank 0 knows
         self._client_state: dict[str, Any] = {}
         self._progress = Progress(
@@ -92,7 +102,8 @@ class Session:
             record = getattr(ds_engine.module, companions.RECORD, None)
             checkpointer = self._attach(ds_engine, stream, record)
             resumed = checkpointer.resume(
-                settings.resume, accept=lambda manifest: self._accept(manifest, stream, record)
+                self._attempts.resume_mode(settings.resume),
+                accept=lambda manifest: self._accept(manifest, stream, record),
             )
             self._take_weights(ds_engine, resumed)
         steps = builders.steps_of(settings, stream)
@@ -166,8 +177,7 @@ class Session:
             findings = same_run.check(manifest, self._settings, stream, record)
         except ConfigError as error:
             raise engine.ResumeError(str(error)) from error
-        if findings.free:
-            self._progress.say(f"note: {findings.free}.")
+        self._changed = list(findings.free)
         self._accepted = same_run.accepted_changes(manifest, findings.data)
         if findings.data:
             self._progress.event(
@@ -195,7 +205,10 @@ class Session:
         )
         if self._topology.rank == 0:
             self._directory.keep_first_configuration(settings.as_dict())
-        self._attempts.start(checkpointer.attempt, position.step)
+            self._compare_settings(checkpointer.attempt, resumed is not None)
+        self._attempts.start(checkpointer.attempt, position.step, self._changed)
+        for change in self._changed:
+            self._progress.say(f"note: {change}.")
         begins = f"resumes at step {position.step}" if resumed is not None else "starts"
         self._progress.say(
             f"run {run.name}, attempt {checkpointer.attempt}: {begins}, {steps} "
@@ -243,6 +256,7 @@ class Session:
             control=self._control,
             agreement=Agreement(distributed.new_group(backend="gloo"), topology.world_size),
             stop=self._process.stop,
+            stop_reasons=self._stop_reasons,
             watchdog=self._watchdog,
             progress=self._progress,
             position=position,
@@ -268,7 +282,7 @@ class Session:
         """Wait until the last save is durable on all ranks: the verdict promises it."""
         step, stop = loop.position.step, self._process.stop
         if not complete:
-            cause = stop.signal_name or "another rank was asked to stop"
+            cause = stop.cause or "another rank was asked to stop"
             if loop.stopped_by_file:
                 cause = "the STOP file"
             self._progress.event({"event": "stopped", "step": step, "reason": cause})
@@ -289,10 +303,34 @@ class Session:
         if complete:
             self._progress.say(f"done: {step} steps, and the checkpoint of the last is committed.")
             return requeue.DONE, "done"
+        if self._job is not None:
+            cause = self._job.why_stopped(cause)
         saved = "saved" if moved else "before its first step"
         self._progress.say(f"stopped at step {step} ({cause}), {saved}: start it again to go on.")
         # With the file somebody has asked that no scheduler starts it again either.
         return (requeue.DONE if loop.stopped_by_file else requeue.SAVED), cause
+
+    def _find_stop_reasons(self, link: Path | None) -> list[Callable[[], str | None]]:
+        """Return what rank 0 asks at each step edge, besides its signals and the STOP file."""
+        if self._topology.rank != 0:
+            return []
+        reasons = [] if link is None else [RankSide(link).look]
+        lead = self._settings.launch.stop_before_end_seconds
+        end = self._job.end_time() if self._job is not None and lead else None
+        if end is not None:
+            reasons.append(TimeLimit(end, lead).look)
+        return reasons
+
+    def _compare_settings(self, attempt: int, resumed: bool) -> None:
+        """Note what changed since the attempt before; of a checkpoint's own, `_accept` has it."""
+        now = json.loads(json.dumps(self._settings.as_dict()))
+        before = self._directory.settings_before(attempt)
+        self._directory.keep_settings(attempt, now)
+        for key, was, value in differences(before, now) if before is not None else ():
+            if not (resumed and key.startswith(("optimizer.", "schedule.", "train."))):
+                self._changed.append(
+                    f"{key} was {was!r} in the attempt before and is {value!r} now"
+                )
 
     def _part(self) -> None:
         """End together: a rank that leaves early can abort the others while they leave."""

@@ -13,6 +13,7 @@ nothing, because a rank only notes that it was asked to stop.
 
 import json
 import os
+import secrets
 import select
 import signal
 import socket
@@ -29,7 +30,7 @@ from launcher.wakeup import SignalQueue
 
 RANKS_WITHOUT_ACCELERATOR = 2
 
-_PASSED_ON = {
+PASSED_ON = {
     signal.SIGTERM: signal.SIGTERM,
     signal.SIGINT: signal.SIGINT,
     signal.SIGHUP: signal.SIGHUP,
@@ -37,7 +38,6 @@ _PASSED_ON = {
     signal.SIGUSR1: signal.SIGUSR2,
     signal.SIGQUIT: signal.SIGQUIT,
 }
-_VERDICTS = (requeue.BAD_CONFIG, requeue.NO_PROGRESS, requeue.SAVED, requeue.DONE)
 # Deaths that a rank brings on itself or that befall it; SIGABRT as a rule follows a peer's death.
 _CAUSES = {signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 
@@ -62,6 +62,7 @@ def default_ranks() -> int:
 def run_local(
     arguments: Sequence[str],
     environ: Mapping[str, str],
+    signals: SignalQueue,
     *,
     ranks: int,
     grace_seconds: float,
@@ -69,28 +70,37 @@ def run_local(
 ) -> int:
     """Run `python -m launcher` with the given arguments once per rank; block until all have ended.
 
+    Args:
+        signals: has taken over `PASSED_ON`.
+
     Returns:
         The verdict that the ranks agreed on, or the exit code of the rank that failed first.
     """
     command = [sys.executable, "-m", "launcher", *arguments]
     return run_ranks(
-        command, environ, ranks=ranks, grace_seconds=grace_seconds, max_restarts=max_restarts
+        command,
+        environ,
+        signals,
+        ranks=ranks,
+        grace_seconds=grace_seconds,
+        max_restarts=max_restarts,
     )
 
 
 def run_ranks(
     command: Sequence[str],
     environ: Mapping[str, str],
+    signals: SignalQueue,
     *,
     ranks: int,
     grace_seconds: float,
     max_restarts: int = 0,
 ) -> int:
     """Run a command once per rank; see `run_local`. Main thread only."""
-    signals = SignalQueue(_PASSED_ON.keys())
+    environ = {**environ, "EVERSTEP_LAUNCH_ID": secrets.token_hex(4)}
     for restarts_left in range(max_restarts, -1, -1):
         group = _run_once(command, environ, signals, ranks=ranks, grace_seconds=grace_seconds)
-        if group.code in _VERDICTS or group.was_signalled or not restarts_left:
+        if group.code in requeue.VERDICTS or group.was_signalled or not restarts_left:
             break
         _say(f"starting again; {restarts_left} of launch.max_restarts={max_restarts} were left")
     return group.code
@@ -107,7 +117,7 @@ def _run_once(
     """Run all ranks to their end, and say what went wrong."""
     # Blocked signals stay blocked in the ranks until their keepers are ready for them; one that
     # comes between two attempts waits, and is passed on to the next.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON.keys())
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON.keys())
     with tempfile.TemporaryDirectory(prefix="everstep-") as directory, _listen() as listener:
         group = _Group(
             [
@@ -134,13 +144,13 @@ class _Rank:
     ended_by_us: bool = False
 
     def error(self) -> tuple[float, str] | None:
-        """When, on the monotonic clock, and of what the trainer failed, if it could say so."""
+        """When, and of what, the trainer failed, if it could say so."""
         try:
             text = self.error_file.read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
         content = json.loads(text)
-        return content["monotonic_seconds"], content["text"]
+        return content["time"], content["text"]
 
 
 class _Group:
@@ -165,7 +175,7 @@ class _Group:
                 if fd == signals.fd:
                     for number in signals.take():
                         self.was_signalled = True
-                        self._signal_all(_PASSED_ON[number])
+                        self._signal_all(PASSED_ON[number])
                 else:
                     poll.unregister(fd)
                     self._has_ended(by_fd.pop(fd))
@@ -175,9 +185,11 @@ class _Group:
 
     def report(self) -> None:
         """Find the exit code, and say what went wrong, the first failure last."""
-        failed = [rank for rank in self._ranks if rank.code not in _VERDICTS]
+        failed = [rank for rank in self._ranks if rank.code not in requeue.VERDICTS]
         if not failed:
-            self.code = next(v for v in _VERDICTS if v in {rank.code for rank in self._ranks})
+            self.code = next(
+                v for v in requeue.VERDICTS if v in {rank.code for rank in self._ranks}
+            )
             return
         first = min(failed, key=_order_of_blame)
         for rank in failed:

@@ -19,10 +19,11 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
 class StopRequest:
-    """Whether this rank was asked to stop, and by which signal first."""
+    """Whether this rank was asked to stop, and by what first."""
 
     def __init__(self) -> None:
-        self.signal_name: str | None = None
+        self.cause: str | None = None
+        """The name of a signal, or what `ask` was told."""
 
     def install(self) -> None:
         """Take over the stop signals of this process and unblock them. Main thread only.
@@ -43,13 +44,17 @@ class StopRequest:
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 
+    def ask(self, cause: str) -> None:
+        """Ask this rank to stop for another reason than a signal."""
+        if self.cause is None:
+            self.cause = cause
+
     @property
     def requested(self) -> bool:
-        return self.signal_name is not None
+        return self.cause is not None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal_name is None:
-            self.signal_name = signal.Signals(number).name
+        self.ask(signal.Signals(number).name)
 
 
 class Edge:

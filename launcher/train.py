@@ -2,7 +2,7 @@
 
 Owns the only `hydra.main`, and the last word of every process that got this far: an error with a
 message ends as that message and an exit code. In a rank the settings, or the error that composing
-them gave, go to all ranks first, so that one of them speaks for all (`launcher.bringup`).
+them gave, go to all ranks first, so that one of them speaks for all (`launcher.council`).
 """
 
 import sys
@@ -12,33 +12,35 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from engine.protocol.acquire import RunHeldError, refuse_if_held
-from engine.protocol.layout import CheckpointDirectory
-from launcher import explain, overrides, packages, requeue
-from launcher.config import Settings, missing_data_files, missing_model_files, settings_from
-from launcher.control import refuse_leftover_stop
+from launcher import explain, frozen, overrides, requeue, start
+from launcher.config import Settings, settings_from
 from launcher.errors import ConfigError
+from launcher.overrides import Command
 from launcher.rank import RankProcess
+from launcher.wakeup import SignalQueue
 
 
-def main(
-    arguments: Sequence[str], environ: MutableMapping[str, str], process: RankProcess | None
-) -> int:
+def main(command: Command, environ: MutableMapping[str, str], process: RankProcess | None) -> int:
     """Run this process to its end and return its exit code.
 
     Args:
-        arguments: the command line without the program's name, and without `--local_rank`.
+        command: the command line, taken apart.
         environ: the process environment; HYDRA_FULL_ERROR is set in it.
         process: what makes this process a rank; None in the one that starts the ranks.
     """
-    composed = compose(arguments, environ)
+    if process is None:
+        return _start(command, environ)
+    arguments: Sequence[str] = command.arguments
+    composed: Settings | ConfigError | None
+    if command.frozen is None:
+        composed = compose(arguments, environ)
+    else:
+        composed, arguments = _thaw(command.frozen)
     if composed is None:
         return 0
-    if process is None:
-        return _start(composed, arguments, environ)
     from launcher import worker
 
-    return worker.run(composed, process)
+    return worker.run(composed, arguments, process)
 
 
 def compose(
@@ -66,29 +68,29 @@ def compose(
         return explain.explain(error)
 
 
-def _start(
-    composed: Settings | ConfigError, arguments: Sequence[str], environ: MutableMapping[str, str]
-) -> int:
-    from launcher import spawn
-
+def _thaw(path: Path) -> tuple[Settings | ConfigError, Sequence[str]]:
     try:
-        if isinstance(composed, ConfigError):
-            raise composed
-        ranks = composed.launch.ranks or spawn.default_ranks()
-        composed.accumulation_steps(ranks)
-        packages.check_directory(Path.cwd())
-        refuse_leftover_stop(Path(composed.run.dir))
-        if missing := missing_data_files(composed) + missing_model_files(composed):
-            raise ConfigError("\n".join(missing))
-        refuse_if_held(CheckpointDirectory(composed.checkpoint.dir))
-    except (ConfigError, RunHeldError) as wrong:
-        print(f"everstep: {wrong}", file=sys.stderr)
-        requeue.write_status(environ, str(requeue.BAD_CONFIG))
-        return requeue.BAD_CONFIG
-    return spawn.run_local(
-        arguments,
-        environ,
-        ranks=ranks,
-        grace_seconds=composed.launch.grace_seconds,
-        max_restarts=composed.launch.max_restarts,
-    )
+        return frozen.thaw(path)
+    except ConfigError as error:
+        return error, []
+
+
+def _start(command: Command, environ: MutableMapping[str, str]) -> int:
+    """Start one run, or one after the other of a sweep."""
+    if command.frozen is not None:
+        error = ConfigError(
+            f"--frozen={command.frozen} is what the ranks of a submitted job are started with; to "
+            "start a run, give its overrides."
+        )
+        return start.refuse(error, environ, requeue.BAD_CONFIG)
+    arguments, is_sweep = overrides.split_multirun(command.arguments)
+    if is_sweep:
+        from launcher import sweep
+
+        return sweep.run(arguments, environ, lambda words: compose(words, environ))
+    composed = compose(arguments, environ)
+    if composed is None:
+        return 0
+    if isinstance(composed, ConfigError):
+        return start.refuse(composed, environ, requeue.BAD_CONFIG)
+    return start.start(composed, arguments, environ, SignalQueue(start.SIGNALS))

@@ -15,6 +15,8 @@ class SignalQueue:
 
     def __init__(self, numbers: Iterable[signal.Signals]) -> None:
         self._numbers = frozenset(numbers)
+        self.seen = False
+        """Some signal was taken."""
         self.fd, write_end = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(write_end, False)
@@ -27,4 +29,6 @@ class SignalQueue:
 
     def take(self) -> list[signal.Signals]:
         """Return the signals since the last call; call it when `fd` is readable."""
-        return [signal.Signals(number) for number in os.read(self.fd, 4096)]
+        taken = [signal.Signals(number) for number in os.read(self.fd, 4096)]
+        self.seen = self.seen or bool(taken)
+        return taken

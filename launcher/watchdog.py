@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from launcher.config import LaunchSettings
+from launcher.launch_settings import PHASES, LaunchSettings
 
 LOCKED_MARGIN_SECONDS = 60.0
 _LOOK_EVERY_SECONDS = 1.0
@@ -38,12 +38,7 @@ class Limit:
 
 def limits_of(launch: LaunchSettings) -> dict[str, Limit]:
     """Return the limits of a rank's phases: start, resume, step and save."""
-    minutes = {
-        "start": launch.start_timeout_minutes,
-        "resume": launch.resume_timeout_minutes,
-        "step": launch.step_timeout_minutes,
-        "save": launch.save_timeout_minutes,
-    }
+    minutes = {phase: getattr(launch, f"{phase}_timeout_minutes") for phase in PHASES}
     return {
         phase: Limit(value * 60, f"launch.{phase}_timeout_minutes={value:g}")
         for phase, value in minutes.items()

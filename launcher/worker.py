@@ -14,11 +14,12 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
-from launcher import keeper, requeue
+from launcher import keeper, meeting, requeue, starter_link, versions
 from launcher.config import Settings
 from launcher.errors import ConfigError, LauncherError, NoProgressError
 from launcher.rank import RankProcess
@@ -28,15 +29,20 @@ from launcher.topology import Topology
 _KEEPER_MARGIN_SECONDS = 60.0
 
 
-def run(composed: Settings | ConfigError, process: RankProcess) -> int:
+def run(composed: Settings | ConfigError, overrides: Sequence[str], process: RankProcess) -> int:
     """Live this rank's life and return its exit code.
 
     Args:
         composed: this rank's settings, or why its command line has none; the ranks compare them.
+        overrides: what the user gave, for the record of attempts.
     """
+    link = starter_link.take_over(process.environ, process.topology.rank)
+    place = None
+    if isinstance(composed, Settings):
+        place = meeting.place_of(process.environ, Path(composed.run.dir))
     prepare_environment(process.environ, process.topology)
     try:
-        return _live(composed, process)
+        return _live(composed, overrides, process, place, link)
     except ConfigError as error:
         _refuse(process, error, requeue.BAD_CONFIG)
     except NoProgressError as error:
@@ -64,27 +70,38 @@ def prepare_environment(environ: MutableMapping[str, str], topology: Topology) -
     )
 
 
-def _live(composed: Settings | ConfigError, process: RankProcess) -> int:
+def _live(
+    composed: Settings | ConfigError,
+    overrides: Sequence[str],
+    process: RankProcess,
+    place: Path | None,
+    link: Path | None,
+) -> int:
     from launcher import logs
 
     topology = process.topology
     logs.configure(topology.rank)  # before DeepSpeed is imported, which logs as it is
     from launcher import council, session
 
-    members = council.meet(topology, process.environ)
-    settings = members.settle_settings(composed)
+    timeout = council.MEETING_TIMEOUT
+    if isinstance(composed, Settings):
+        timeout = timedelta(minutes=composed.launch.start_timeout_minutes)
+    members = council.meet(topology, process.environ, place, timeout)
+    settings = members.settle_settings(composed, versions.installed())
     if topology.rank == 0:
         requeue.write_status(process.environ, requeue.STARTED)
+        if place is not None:
+            place.unlink(missing_ok=True)
     keeper.tell_limit(
         process.keeper_fd, settings.checkpoint.commit_deadline_seconds + _KEEPER_MARGIN_SECONDS
     )
     directory = RunDirectory(settings.run.dir)
     attempts = requeue.AttemptLog(directory.attempts, process)
-    attempts.bring_up()
+    attempts.bring_up(overrides)
     code, cause = requeue.FAILED, "unknown"
     try:
         code, cause = session.Session(
-            settings, process, members, directory, attempts, lambda text: _fail(process, text)
+            settings, process, members, directory, attempts, lambda text: _fail(process, text), link
         ).train()
     except BaseException as error:
         code = _code_of(error)
@@ -124,7 +141,7 @@ def _fail(process: RankProcess, text: str) -> NoReturn:
     name = process.environ.get("EVERSTEP_ERROR_FILE")
     rank = process.topology.rank
     if name:
-        content = {"monotonic_seconds": time.monotonic(), "text": text}
+        content = {"time": time.time(), "text": text}
         temporary = Path(f"{name}.part")
         temporary.write_text(json.dumps(content), encoding="utf-8")
         temporary.replace(name)

@@ -35,9 +35,7 @@ def main() -> None:
         sys.exit(int(action))
     if action == "fails":
         with open(os.environ["EVERSTEP_ERROR_FILE"], "w", encoding="utf-8") as file:
-            json.dump(
-                {"monotonic_seconds": time.monotonic(), "text": f"error of rank {rank}"}, file
-            )
+            json.dump({"time": time.time(), "text": f"error of rank {rank}"}, file)
         sys.exit(1)
     if action == "killed":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -138,7 +138,6 @@ def test_a_run_directory_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) 
         (["seed=-1"], ["seed=-1"]),
         (["schedule.decay=linear"], ["schedule.decay='linear'", "cosine or none"]),
         (["data=tokens"], ["data.components.tokens.path is not set"]),
-        (["-m", "batch.micro_size=1,2"], ["-m", "not supported"]),
         (["run.name=${oc.env:NO_SUCH_VARIABLE}"], ["NO_SUCH_VARIABLE"]),
         (["data.components.documentation.weight=much"], ["documentation.weight='much'"]),
         (["data.components.sources.epochs=0"], ["sources.epochs=0", "or null for no limit"]),

@@ -145,6 +145,7 @@ def _loop(
         agreement=LoneAgreement(stop_at),  # type: ignore[arg-type]
         control=control,
         stop=mock.MagicMock(requested=False),
+        stop_reasons=[],
         watchdog=mock.MagicMock(),
         progress=mock.MagicMock(),
         position=Position(0, 0),

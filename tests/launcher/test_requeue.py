@@ -12,6 +12,7 @@ from launcher.errors import NoProgressError
 from launcher.rank import RankProcess
 from launcher.requeue import AttemptLog, attempts_without_progress, check_progress, write_status
 from launcher.run_directory import JsonLines
+from launcher.slurm_job import TimeLimit
 from launcher.stop import StopRequest
 from launcher.topology import Topology
 
@@ -28,6 +29,9 @@ def attempt(name: str, from_step: int | None, exit_code: int | None) -> list[dic
 
 CRASHED_AT_400 = [*attempt("a", 400, None), *attempt("b", 400, 1), *attempt("c", None, None)]
 
+OUT_OF_TIME_AT_400 = attempt("t", 400, requeue.SAVED)
+OUT_OF_TIME_AT_400[-1] |= {"from_step": 400, "step": 400, "cause": TimeLimit.CAUSE}
+
 
 @pytest.mark.parametrize(
     ("records", "count"),
@@ -43,6 +47,7 @@ CRASHED_AT_400 = [*attempt("a", 400, None), *attempt("b", 400, 1), *attempt("c",
         pytest.param(
             [*attempt("a", 400, requeue.SAVED), *attempt("b", 400, None)], 1, id="then a crash"
         ),
+        pytest.param([*CRASHED_AT_400, *OUT_OF_TIME_AT_400], 4, id="then no time for a step"),
         pytest.param(
             [*CRASHED_AT_400, *attempt("d", None, requeue.BAD_CONFIG)], 3, id="then a typo"
         ),
@@ -76,16 +81,17 @@ def test_the_status_file_is_replaced_whole(tmp_path: Path) -> None:
     assert path.read_text() == "75\n"
 
 
-def process(rank: int) -> RankProcess:
+def process(rank: int, launch: str = "one") -> RankProcess:
     place = Topology(rank, 2, rank, 2, "local", "127.0.0.1", 1)
-    return RankProcess(place, ["seed=1"], {"SLURM_JOB_ID": "7"}, 0, StopRequest())
+    environ = {"SLURM_JOB_ID": "7", "EVERSTEP_LAUNCH_ID": launch}
+    return RankProcess(place, environ, 0, StopRequest())
 
 
 def test_rank_0_records_an_attempt_from_bring_up_to_end(tmp_path: Path) -> None:
     lines = JsonLines(tmp_path / "attempts.jsonl")
-    AttemptLog(lines, process(0)).bring_up()
+    AttemptLog(lines, process(0)).bring_up([])
     log = AttemptLog(lines, process(0))
-    log.bring_up()
+    log.bring_up(["seed=1"])
     assert [record["event"] for record in log.earlier()] == ["bring_up"]
     log.start(1, from_step=40)
     log.step = 55
@@ -100,9 +106,26 @@ def test_rank_0_records_an_attempt_from_bring_up_to_end(tmp_path: Path) -> None:
     assert {bring_up["start_id"]} == {start["start_id"]} == {end["start_id"]}
 
 
+@pytest.mark.parametrize("wanted", ["never", "global_step40"])
+def test_what_a_launch_has_begun_is_continued_when_it_is_started_again(
+    wanted: str, tmp_path: Path
+) -> None:
+    """A requeued job that was told to start anew must not do so again and again."""
+    lines = JsonLines(tmp_path / "attempts.jsonl")
+    first = AttemptLog(lines, process(0))
+    first.bring_up([])
+    died_before = AttemptLog(lines, process(0))
+    assert died_before.resume_mode(wanted) == wanted
+    first.start(0, from_step=0)
+    again = AttemptLog(lines, process(0))
+    assert again.resume_mode(wanted) == "auto"
+    assert again.resume_mode("must") == "must"
+    assert AttemptLog(lines, process(0, launch="two")).resume_mode(wanted) == wanted
+
+
 def test_other_ranks_record_nothing(tmp_path: Path) -> None:
     log = AttemptLog(JsonLines(tmp_path / "attempts.jsonl"), process(1))
-    log.bring_up()
+    log.bring_up([])
     log.start(1, from_step=0)
     log.end(0, cause="done")
     assert log.earlier() == []

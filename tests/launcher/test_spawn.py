@@ -20,7 +20,9 @@ STARTER = (
     "import os, sys\n"
     "from launcher import spawn\n"
     "grace, restarts, *command = sys.argv[1:]\n"
-    "sys.exit(spawn.run_ranks([sys.executable, *command], os.environ, ranks=len(command) - 1,\n"
+    "signals = spawn.SignalQueue(spawn.PASSED_ON)\n"
+    "sys.exit(spawn.run_ranks([sys.executable, *command], os.environ, signals,\n"
+    "                         ranks=len(command) - 1,\n"
     "                         grace_seconds=float(grace), max_restarts=int(restarts)))"
 )
 

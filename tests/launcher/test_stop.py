@@ -30,7 +30,7 @@ def test_a_signal_sets_the_flag_and_the_first_is_remembered(number: signal.Signa
     os.kill(os.getpid(), number)
     os.kill(os.getpid(), signal.SIGTERM)
     assert stop.requested
-    assert stop.signal_name == number.name
+    assert stop.cause == number.name
 
 
 def test_a_signal_that_came_before_is_taken_in_when_unblocked() -> None:
@@ -40,7 +40,7 @@ def test_a_signal_that_came_before_is_taken_in_when_unblocked() -> None:
     signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
     stop = StopRequest()
     stop.install()
-    assert stop.signal_name == "SIGUSR2"
+    assert stop.cause == "SIGUSR2"
 
 
 def test_usr1_is_not_a_stop_and_does_not_kill() -> None:
