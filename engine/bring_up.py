@@ -65,7 +65,7 @@ def attach(
             `local_dir` does not, on one of the nodes.
     """
     agreement = Agreement()
-    layout = _layout(ds_engine, agreement)
+    layout = _layout(ds_engine, agreement, options)
     root = os.path.abspath(directory)
     paths = CheckpointDirectory(root)
     environment = os.environ if environment is None else environment
@@ -103,10 +103,15 @@ def attach(
     return Checkpointer(session, saver, options, fingerprint)
 
 
-def _layout(ds_engine: Any, agreement: Agreement) -> Layout:
+def _layout(ds_engine: Any, agreement: Agreement, options: CheckpointOptions) -> Layout:
     layout, reason = None, ""
     try:
-        layout = Layout.of(ds_engine)
+        layout = Layout.of(ds_engine, holds_frozen=not options.exclude_frozen)
+        if options.exclude_frozen and all(parameter.trainable for parameter in layout.parameters):
+            reason = (
+                "exclude_frozen is on, and no parameter is frozen: set requires_grad to False on "
+                "the base before deepspeed.initialize, or exclude_frozen to false"
+            )
     except RefusedError as error:
         reason = str(error)
     verdict = agreement.reach(Severity.STOP if reason else Severity.NONE, reason)

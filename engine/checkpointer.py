@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.checkpoint import preflight, rng
+from engine.checkpoint import base, preflight, rng
 from engine.checkpoint.collective import Severity
 from engine.checkpoint.deepspeed_engine import StateDict
 from engine.checkpoint.draft import DraftWriter, Lineage, Progress, encode_state
@@ -26,7 +26,7 @@ from engine.checkpoint.session import Session
 from engine.checkpoint.snapshot import Snapshot, collect
 from engine.checkpoint.zero3 import buffers, optimizer_kind
 from engine.format.errors import FormatError
-from engine.format.manifest import Manifest
+from engine.format.manifest import Base, Manifest
 from engine.format.names import SaveId, tag_of
 from engine.resume.resume import Resumer
 
@@ -121,12 +121,16 @@ class Checkpointer:
         every rank alike.
         """
         whole = {**buffers(self._buffer_states()), **rng.capture()}
-        resumer = Resumer(self._session, full=self._options.verify_on_resume == "full")
+        options = self._options
+        full = options.verify_on_resume == "full"
+        resumer = Resumer(self._session, full=full, base_name=options.base_name)
         resumed = resumer.resume(mode, whole, accept, why_not)
         manifest = resumed.manifest
         parent = None if manifest is None else manifest.save_id
         lineage = Lineage(resumed.history, parent, self._fingerprint)
-        self._drafts = DraftWriter(self._session.layout, self._optimizer_kind, lineage)
+        self._drafts = DraftWriter(
+            self._session.layout, self._optimizer_kind, lineage, self._base_of_drafts()
+        )
         if self._session.rank == 0:
             self._drafts.prepare()
         self._prepare(tag_of(0 if manifest is None else manifest.step))
@@ -291,6 +295,13 @@ class Checkpointer:
             self._saver.reserve(size)
         except _ERRORS as error:
             logger.warning("no images are made yet: %s", error)
+
+    def _base_of_drafts(self) -> Base | None:
+        """Return the identity of the frozen parameters, if shards do not hold them. Collective."""
+        if not self._options.exclude_frozen:
+            return None
+        digests = base.digests_of(self._session)
+        return Base(self._options.base_name, tuple(digests.values()))
 
     def _buffer_states(self) -> dict[str, Any]:
         module = self._session.ds_engine.module_state_dict()

@@ -124,7 +124,8 @@ def _model(manifest: Manifest) -> list[tuple[str, str]]:
     return [
         ("model", f"{_elements(manifest.parameters)}, {aliases} tied names"),
         ("trainable", _elements(trainable)),
-        ("frozen", _elements(frozen)),
+        ("frozen", _elements(frozen) + ("" if manifest.base is None else ", not stored")),
+        *([] if manifest.base is None else [("base", manifest.base.name or "unnamed")]),
         ("training dtypes", _by_dtype((p, p.dtype) for p in manifest.parameters)),
         ("master dtypes", _by_dtype((p, p.master_dtype or "") for p in trainable)),
         ("kept per rank", f"{kinds['buffer']} buffers, {kinds['rng']} generator states"),

@@ -71,6 +71,13 @@ class Agreement:
         dist.all_gather(all_of_them, mine, group=self._group)
         return [theirs.tolist() for theirs in all_of_them]
 
+    def add(self, numbers: Sequence[int]) -> list[int]:
+        """Return the sums of all ranks' numbers modulo 2^64, from 0 on; each gives as many."""
+        signed = [number - (1 << 64) if number >= 1 << 63 else number for number in numbers]
+        sums = torch.tensor(signed, dtype=torch.int64)
+        dist.all_reduce(sums, group=self._group)
+        return [number % (1 << 64) for number in sums.tolist()]
+
     def broadcast(self, value: Any) -> Any:
         """Return rank 0's JSON-able `value` on every rank; the others' is ignored."""
         data = json.dumps(value).encode() if self.rank == 0 else b""

@@ -112,6 +112,9 @@ def install(ds_engine: Any) -> EverstepCheckpointEngine:
     """Replace the checkpoint engine of a DeepSpeed engine, and what it would write beside it."""
     engine = EverstepCheckpointEngine()
     ds_engine.checkpoint_engine = engine
+    # Its groups hold parameters only while it steps, saves or loads. DeepSpeed 0.19.8 makes torch's
+    # Adagrad a second time and leaves that one's full: it would save each twice, and load none.
+    ds_engine.optimizer._clear_fp32_optimizer_param_groups()
     # Rank 0 copies zero_to_fp32.py into the directory at every save; there is no directory.
     ds_engine._copy_recovery_script = lambda save_path: None
     # Two collectives per save, to compare tags that come from step numbers.

@@ -16,7 +16,7 @@ from typing import Any
 from engine.checkpoint.plan import StagingPlan
 from engine.checkpoint.zero3 import Layout, LiveState
 from engine.format import tree
-from engine.format.manifest import Draft, Optimizer, ParamGroup
+from engine.format.manifest import Base, Draft, Optimizer, ParamGroup
 from engine.format.names import SaveId
 from engine.protocol.history import Link
 
@@ -63,17 +63,22 @@ class Lineage:
 class DraftWriter:
     """Writes the drafts of one attempt as JSON; encodes once what does not depend on the step."""
 
-    def __init__(self, layout: Layout, optimizer_kind: str, lineage: Lineage) -> None:
+    def __init__(
+        self, layout: Layout, optimizer_kind: str, lineage: Lineage, base: Base | None = None
+    ) -> None:
         self._layout = layout
         self._optimizer_kind = optimizer_kind
         self._lineage = lineage
+        self._base = base
         self._parameters = b""
 
     def prepare(self) -> None:
         """Encode ahead what `begin` would encode once: megabytes, for very many parameters."""
         if not self._parameters:
             described = [parameter.to_json() for parameter in self._layout.parameters]
-            self._parameters = b'"parameters": ' + json.dumps(described).encode()
+            base = None if self._base is None else self._base.to_json()
+            fields = {"parameters": described, "base": base}
+            self._parameters = json.dumps(fields).encode()[1:-1]
 
     def begin(
         self, save_id: SaveId, plan: StagingPlan, live: LiveState, state: Any, progress: Progress
@@ -107,7 +112,7 @@ class DraftWriter:
         )
         self.prepare()
         fields = draft.draft_json()
-        for name in ("parameters", *_LAST_FIELDS):
+        for name in ("parameters", "base", *_LAST_FIELDS):
             del fields[name]
         return json.dumps(fields).encode()[:-1] + b", " + self._parameters
 

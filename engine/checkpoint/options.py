@@ -21,6 +21,9 @@ class CheckpointOptions:
     when_busy                both images still being written when a save is due: "wait" or "skip"
     verify_on_resume         "full" digests every shard of what is resumed from; "size" checks sizes
                              and headers, and takes a flipped bit in the data for training state
+    exclude_frozen           frozen parameters are not stored, only what identifies them: for
+                             adapters on a large base, which each start must load by itself
+    base_name                what the user calls that base, for messages
     paranoid                 read each commit back and compare it with the state that was live
     writer_silence_seconds   a writer that says nothing for so long is killed and replaced
     bytes_per_second         cap of each writer's writes to the shared disk; None leaves them free
@@ -36,6 +39,8 @@ class CheckpointOptions:
     max_failures: int = 3
     when_busy: str = "wait"
     verify_on_resume: str = "full"
+    exclude_frozen: bool = False
+    base_name: str | None = None
     paranoid: bool = False
     writer_silence_seconds: float = 60.0
     bytes_per_second: float | None = None

@@ -100,10 +100,15 @@ class StagingPlan:
         self.structure = structure
         self.state_keys = _state_keys(layout, structure)
         entries = entries_of(
-            layout.parameters, self.state_keys, structure.whole, layout.world_size, layout.rank
+            layout.parameters,
+            self.state_keys,
+            structure.whole,
+            layout.world_size,
+            layout.rank,
+            holds_frozen=layout.holds_frozen,
         )
         self.shard = ShardPlan(entries)
-        self.first_whole = len(structure.flats) + sum(1 for _ in layout.frozen)
+        self.first_whole = len(structure.flats) + len(layout.stored_frozen)
         self.runs = tuple(_join(self.shard, slices_of(layout, structure)))
 
 
@@ -137,7 +142,7 @@ def slices_of(layout: Layout, structure: Structure) -> dict[str, Slice]:
             begin = piece.begin * size
             slices[name] = Slice(number, begin, begin + piece.valid * size)
     number = len(structure.flats)
-    for parameter in layout.frozen:
+    for parameter in layout.stored_frozen:
         begin, end = slice_of(math.prod(parameter.shape), layout.world_size, layout.rank)
         size = (end - begin) * ITEMSIZE[parameter.dtype]
         slices[f"frozen/{parameter.name}"] = Slice(number, 0, size)

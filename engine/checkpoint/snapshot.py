@@ -16,7 +16,11 @@ def collect(session: Session, tag: str) -> dict[str, StateDict]:
     """Have DeepSpeed hand over both of its state dicts, "model" and "optimizer". Collective."""
     with session.checkpoint_engine.collecting() as collected:
         session.ds_engine.save_checkpoint(
-            session.directory.root, tag=tag, client_state={}, save_latest=False
+            session.directory.root,
+            tag=tag,
+            client_state={},
+            save_latest=False,
+            exclude_frozen_parameters=not session.layout.holds_frozen,
         )
     return collected
 

@@ -45,6 +45,7 @@ class Layout:
     sub_groups  the pieces of each flat tensor, in order
     groups      the param group of each sub-group
     rank, world_size  in the data-parallel group
+    holds_frozen  whether shards hold the frozen parameters
     """
 
     parameters: tuple[Parameter, ...]
@@ -52,9 +53,10 @@ class Layout:
     groups: tuple[int, ...]
     rank: int
     world_size: int
+    holds_frozen: bool = True
 
     @classmethod
-    def of(cls, ds_engine: Any) -> "Layout":
+    def of(cls, ds_engine: Any, *, holds_frozen: bool = True) -> "Layout":
         """Read the layout of a DeepSpeed engine. Raises RefusedError for what cannot be saved."""
         refuse_unsupported(ds_engine)
         optimizer = ds_engine.optimizer
@@ -75,10 +77,10 @@ class Layout:
                 parameters.append(_describe(name, member, aliases, master, group))
             sub_groups.append(tuple(pieces))
         for name, parameter in ds_engine.module.named_parameters():
-            if not parameter.requires_grad and parameter.ds_numel > 0:
+            if not (parameter.requires_grad and parameter.ds_numel > 0):
                 parameters.append(_describe(name, parameter, aliases, None, None))
         groups = tuple(int(group) for group in optimizer.sub_group_to_group_id.values())
-        return cls(tuple(parameters), tuple(sub_groups), groups, rank, world_size)
+        return cls(tuple(parameters), tuple(sub_groups), groups, rank, world_size, holds_frozen)
 
     def flat_numel(self, sub_group: int) -> int:
         """Elements of a sub-group's flat tensor, padding included; equal on all ranks."""
@@ -91,6 +93,11 @@ class Layout:
     def frozen(self) -> Iterator[Parameter]:
         """The frozen parameters, in order."""
         return (parameter for parameter in self.parameters if not parameter.trainable)
+
+    @property
+    def stored_frozen(self) -> tuple[Parameter, ...]:
+        """The frozen parameters that shards hold, in order."""
+        return tuple(self.frozen) if self.holds_frozen else ()
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,7 @@ class LiveState:
     """The live tensors of one rank, and the optimizer's settings. All by reference.
 
     flats            of every sub-group
-    frozen           this rank's piece of each frozen parameter, in the order of the layout
+    frozen           this rank's piece of each frozen parameter that is stored, in order
     scalars          for each sub-group the optimizer state that has no element per parameter's
     hyperparameters  for each param group
     """
@@ -141,10 +148,10 @@ class LiveState:
                     flats.append(Flat(key, sub_group, value))
                 else:
                     scalars[-1][key] = value
-        fragments = model_states["frozen_param_fragments"]
+        fragments = model_states["frozen_param_fragments"]  # None where all are excluded
         return cls(
             tuple(flats),
-            tuple(fragments[parameter.name].reshape(-1) for parameter in layout.frozen),
+            tuple(fragments[parameter.name].reshape(-1) for parameter in layout.stored_frozen),
             tuple(scalars),
             tuple(
                 {key: value for key, value in group.items() if key != "params"}
@@ -223,12 +230,19 @@ def refuse_unsupported(ds_engine: Any) -> None:
         "the model has mixture-of-experts layers": ds_engine.has_moe_layers,
         "tensor parallelism is on": ds_engine.mp_world_size > 1,
         "zero_quantized_nontrainable_weights is on": zero.zero_quantized_nontrainable_weights,
+        "DeepSpeed keeps only the first of Adagrad's param groups": _loses_param_groups(ds_engine),
     }
     for reason, found in reasons.items():
         if found:
             raise RefusedError(
                 f"{reason}: that state cannot be saved and resumed yet. Change this setting"
             )
+
+
+def _loses_param_groups(ds_engine: Any) -> bool:
+    """Tell whether the optimizer has fewer groups than the engine was given (Adagrad, 0.19.8)."""
+    groups = ds_engine.optimizer.sub_group_to_group_id.values()
+    return len(set(groups)) > len(ds_engine.optimizer.optimizer.param_groups)
 
 
 def _describe(

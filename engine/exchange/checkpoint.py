@@ -21,6 +21,7 @@ from engine.format.shard import read_header
 from engine.format.verify import verify_shard
 
 _BUFFER = "buffer/"
+_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class StoredWeights:
 
         Raises:
             FormatError: the manifest is damaged.
-            ExchangeError: it cannot be opened.
+            ExchangeError: it cannot be opened, or does not hold all weights.
         """
         self.path = path
         try:
@@ -86,6 +87,7 @@ class StoredWeights:
             raise ExchangeError(f"{path}: cannot be opened: {error.strerror}") from error
         try:
             self.manifest: Manifest = read_manifest(self._dir_fd, path)
+            _require_frozen(self.manifest, path)
         except BaseException as error:
             os.close(self._dir_fd)
             if isinstance(error, OSError):
@@ -156,6 +158,18 @@ class StoredWeights:
         finally:
             os.close(descriptor)
         return array("q", (entries[weight.entry].begin for weight in self.weights))
+
+
+def _require_frozen(manifest: Manifest, path: str) -> None:
+    if manifest.base is None:
+        return
+    missing = [parameter.name for parameter in manifest.parameters if not parameter.trainable]
+    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+    raise ExchangeError(
+        f"{path}: holds the trainable weights only: it was saved with exclude_frozen, on the base "
+        f"{manifest.base.name or '(unnamed)'}\n  missing: {', '.join(missing[:_NAMED])}{more}\n"
+        "Resume it with checkpoint.exclude_frozen=false, and export what is saved then"
+    )
 
 
 def _weights_of(manifest: Manifest) -> Iterator[Weight]:

@@ -2,7 +2,7 @@
 
 import datetime
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from engine.format import names, sealed
@@ -10,7 +10,7 @@ from engine.format.entry import Entry
 from engine.format.errors import FormatError
 from engine.format.fields import Fields
 from engine.format.receipt import FORMAT_VERSION, check_version
-from engine.format.records import Optimizer, Parameter, lists_of
+from engine.format.records import Base, Optimizer, Parameter, lists_of
 from engine.format.sealed import JSON
 
 
@@ -43,6 +43,7 @@ class Draft:
     versions        library name to version
     staged_at       when the image was complete, ISO 8601 in UTC
     stage_seconds   how long the training was paused for it
+    base            identity of the frozen parameters where the shards do not hold them, else None
     """
 
     save_id: str
@@ -61,6 +62,7 @@ class Draft:
     versions: dict[str, str]
     staged_at: str
     stage_seconds: float
+    base: Base | None = field(default=None, kw_only=True)
 
     @property
     def tag(self) -> str:
@@ -99,6 +101,7 @@ class Draft:
                 }
                 for i, group in enumerate(self.param_groups)
             ],
+            "base": None if self.base is None else self.base.to_json(),
             "optimizer": self.optimizer.to_json(),
             "state": sealed.require_json(self.state, "state"),
             "versions": dict(self.versions),
@@ -115,7 +118,7 @@ class Draft:
 _DRAFT_FIELDS = (
     *("version", "tag", "step", "sample_offset", "save_id", "attempt", "history"),
     *("parent_save_id", "world_size", "stream", "fingerprint", "parameters", "whole_entries"),
-    *("param_groups", "optimizer", "state", "versions", "staged_at", "stage_seconds"),
+    *("param_groups", "base", "optimizer", "state", "versions", "staged_at", "stage_seconds"),
 )
 
 
@@ -150,6 +153,7 @@ def read_draft(document: JSON, what: str, more: tuple[str, ...]) -> dict[str, An
         "parameters": parameters,
         "whole_entries": whole_entries,
         "param_groups": groups,
+        "base": _read_base(fields, what, parameters),
         "optimizer": Optimizer.from_json(fields.anything("optimizer"), what, len(parameters)),
         "state": fields.anything("state"),
         "versions": _read_versions(fields),
@@ -175,6 +179,12 @@ def _read_param_groups(fields: Fields, what: str) -> tuple[ParamGroup, ...]:
         )
         for i, item in enumerate(fields.array("param_groups"))
     )
+
+
+def _read_base(fields: Fields, what: str, parameters: Iterable[Parameter]) -> Base | None:
+    base = fields.anything("base")
+    frozen = sum(not parameter.trainable for parameter in parameters)
+    return None if base is None else Base.from_json(base, what, frozen)
 
 
 def _read_whole_entries(fields: Fields, what: str) -> tuple[Entry, ...]:

@@ -15,11 +15,14 @@ def entries_of(
     whole_entries: Sequence[Entry],
     world_size: int,
     rank: int,
+    *,
+    holds_frozen: bool = True,
 ) -> list[Entry]:
     """Return the entries of the shard of `rank`, in the order of the file.
 
     That is by descending item size; among equals masters and frozen slices in the order of the
-    parameters, then the state keys in theirs, then the whole entries.
+    parameters, then the state keys in theirs, then the whole entries. Without `holds_frozen`
+    there are no frozen slices.
     """
 
     def entries() -> Iterator[Entry]:
@@ -27,6 +30,8 @@ def entries_of(
             kind, dtype = "frozen", parameter.dtype
             if parameter.master_dtype is not None:
                 kind, dtype = "master", parameter.master_dtype
+            elif not holds_frozen:
+                continue
             yield slice_entry(kind, parameter, dtype, world_size, rank)
         for key in state_keys:
             for index in indices_of(key.parameters):
@@ -44,6 +49,7 @@ def entries_of_manifest(manifest: Draft, rank: int) -> list[Entry]:
         manifest.whole_entries,
         manifest.world_size,
         rank,
+        holds_frozen=manifest.base is None,
     )
 
 

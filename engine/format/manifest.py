@@ -13,11 +13,12 @@ from engine.format import names, sealed
 from engine.format.draft import Draft, ParamGroup, read_draft
 from engine.format.errors import FormatError
 from engine.format.receipt import FORMAT_VERSION, Receipt, ShardRecord
-from engine.format.records import Optimizer, Parameter, ScalarRun, StateKey
+from engine.format.records import Base, Optimizer, Parameter, ScalarRun, StateKey
 from engine.format.sealed import JSON
 
 __all__ = [
     "FORMAT_VERSION",
+    "Base",
     "Draft",
     "Manifest",
     "Optimizer",

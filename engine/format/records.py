@@ -1,6 +1,7 @@
 """What a manifest says of the parameters and of the optimizer."""
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,34 @@ class Parameter:
 
 
 _PARAMETER_FIELDS = ("name", "shape", "dtype", "master_dtype", "group", "trainable", "aliases")
+
+
+@dataclass(frozen=True)
+class Base:
+    """The frozen weights of a checkpoint that does not hold them.
+
+    name     what the user calls them; None where nothing was said
+    digests  of each frozen parameter in the order of the parameters, 16 hexadecimal digits: see
+             `engine.checkpoint.base`
+    """
+
+    name: str | None
+    digests: tuple[str, ...]
+
+    def to_json(self) -> dict[str, JSON]:
+        return {"name": self.name, "digests": list(self.digests)}
+
+    @classmethod
+    def from_json(cls, value: JSON, what: str, frozen: int) -> "Base":
+        fields = Fields(value, what, "base", ("name", "digests"))
+        name = fields.anything("name")
+        digests = fields.strings("digests")
+        if len(digests) != frozen or not all(map(_DIGEST.fullmatch, digests)):
+            raise fields.error("digests", f"16 hexadecimal digits for each of {frozen} parameters")
+        return cls(None if name is None else fields.string("name"), digests)
+
+
+_DIGEST = re.compile("[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)

@@ -34,18 +34,20 @@ def restore(session: Session, manifest: Manifest, path: str, targets: Targets) -
     ds_engine, layout = session.ds_engine, session.layout
     state = tree.decode(manifest.state)
     counters = state["deepspeed"]
+    packed = _packed_optimizer(layout, manifest, targets)
     states = StateDicts(
         model=_model_states(ds_engine, layout, counters, targets),
         optimizer={
             "optimizer_state_dict": {
                 **_loss_scaling(session, manifest, counters),
-                "optimizer_state_dict": _packed_optimizer(layout, manifest, targets),
+                "optimizer_state_dict": packed,
                 "fp32_flat_groups": [flats[MASTER] for flats in targets.flats],
             }
         },
     )
     with session.checkpoint_engine.handing_out(states):
         ds_engine.load_checkpoint(os.path.dirname(path), tag=os.path.basename(path))
+    _undo_casts(ds_engine.optimizer, packed)
     client_state: dict[str, Any] = state["client_state"]
     return client_state
 
@@ -61,10 +63,12 @@ def _model_states(
             getattr(torch, TORCH_NAME[parameter.dtype])
         )
         for parameter in layout.frozen
+        if parameter.name in targets.frozen
     }
     return {
         "module": module,
-        "frozen_param_fragments": fragments,
+        # Where the checkpoint holds none, the live ones stay.
+        "frozen_param_fragments": fragments or None,
         "dp_world_size": layout.world_size,
         "mp_world_size": 1,
         **{k: counters[k] for k in ("global_steps", "global_samples", "skipped_steps")},
@@ -88,6 +92,15 @@ def _packed_optimizer(layout: Layout, manifest: Manifest, targets: Targets) -> d
         for group, members in zip(manifest.param_groups, numbers, strict=True)
     ]
     return {"state": state, "param_groups": groups}
+
+
+def _undo_casts(optimizer: Any, packed: dict[str, Any]) -> None:
+    """Give optimizer state its stored dtype back: torch's load casts it to the masters' dtype."""
+    for number, master in enumerate(optimizer.fp32_partitioned_groups_flat):
+        live = optimizer.optimizer.state[master]
+        for key, stored in packed["state"].get(number, {}).items():
+            if isinstance(stored, torch.Tensor) and stored.dtype != live[key].dtype:
+                live[key] = stored.to(live[key].device)
 
 
 def _loss_scaling(session: Session, manifest: Manifest, counters: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from engine.checkpoint import base
 from engine.checkpoint.collective import Severity
 from engine.checkpoint.session import Session
 from engine.checkpoint.zero3 import optimizer_kind
@@ -71,11 +72,13 @@ class Resumer:
 
     Args:
         full: whether every shard is digested; else sizes and headers are checked.
+        base_name: what the user calls the frozen weights that shards may not hold.
     """
 
-    def __init__(self, session: Session, *, full: bool) -> None:
+    def __init__(self, session: Session, *, full: bool, base_name: str | None) -> None:
         self._session = session
         self._full = full
+        self._base_name = base_name
         self._agreement = session.agreement
         self._choice = Choice([], walks_back=False)  # rank 0's; the others are told one at a time
 
@@ -96,7 +99,9 @@ class Resumer:
         started = time.monotonic()
         proposals = self._agreement.on_rank_0(lambda: self._take_over(mode, why_not), _ERRORS)
         for index in range(proposals):
-            read = self._read(self._propose(index, accept), whole)
+            candidate = self._propose(index, accept)
+            self._require_base(candidate.manifest)
+            read = self._read(candidate, whole)
             if read is not None:
                 return self._restore(read, whole, started)
         if proposals and not self._agreement.broadcast(self._choice.starts_fresh):
@@ -141,6 +146,14 @@ class Resumer:
         path = told["path"]
         manifest = Manifest.from_bytes(told["manifest"].encode(), path)
         return Candidate(manifest, path, told["is_local"])
+
+    def _require_base(self, manifest: Manifest) -> None:
+        """Refuse other frozen weights than those that a checkpoint needs and does not hold.
+
+        Collective. Raises MismatchError on every rank alike.
+        """
+        if manifest.base is not None:
+            validate.check_base(manifest, base.digests_of(self._session), self._base_name)
 
     def _read(self, candidate: Candidate, whole: dict[str, torch.Tensor]) -> _Read | None:
         """Read a candidate on all ranks; None if one cannot and the next may be tried."""

@@ -29,7 +29,7 @@ class Targets:
 
     flats    by sub-group and kind, as long as the sub-group's flat tensor; padding is zero
     scalars  of each sub-group: the optimizer's other state as a tree, None where it has none
-    frozen   by parameter, as long as a piece; padding is zero
+    frozen   by parameter, as long as a piece; padding is zero. Empty where shards hold none
     whole    buffers and generators by entry name
     tensors  all of the above, as the takes number them
     takes    what is to be read: together all of every tensor but its padding
@@ -57,7 +57,8 @@ class Targets:
         """
         targets = cls()
         targets._add_sub_groups(_Stored(manifest), layout)
-        targets._add_frozen(manifest, layout)
+        if manifest.base is None:
+            targets._add_frozen(manifest, layout)
         own = layout.rank if manifest.world_size == layout.world_size else 0
         wanted = set(whole)
         for entry in manifest.whole_entries:

@@ -38,12 +38,37 @@ def check(
     if len(manifest.param_groups) != group_count:
         lines.append(_differ("param groups", len(manifest.param_groups), group_count))
     if lines:
-        more = len(lines) - _MAX_LINES
-        shown = lines[:_MAX_LINES] + ([f"... and {more} more"] if more > 0 else [])
+        shown = _shortened(lines)
         raise MismatchError(
             f"{manifest.tag} is a checkpoint of another model or optimizer:\n  "
             + "\n  ".join(shown)
             + "\nRestore the settings it was trained with, or start anew with another run.name"
+        )
+
+
+def check_base(manifest: Manifest, live: Mapping[str, str], name: str | None) -> None:
+    """Raise MismatchError where the checkpoint needs other frozen weights than the live ones.
+
+    Args:
+        live: their digests by name, as `engine.checkpoint.base` finds them.
+        name: what this run calls its base.
+    """
+    if manifest.base is None:
+        return
+    frozen = [parameter.name for parameter in manifest.parameters if not parameter.trainable]
+    stored = dict(zip(frozen, manifest.base.digests, strict=True))
+    lines = [
+        _differ(parameter, stored.get(parameter, "not frozen"), live.get(parameter, "not frozen"))
+        for parameter in {**stored, **live}
+        if stored.get(parameter) != live.get(parameter)
+    ]
+    if lines:
+        names = _differ("base", manifest.base.name or "unnamed", name or "unnamed")
+        raise MismatchError(
+            f"{manifest.tag} does not hold its frozen weights, and those of this run are not the "
+            "ones that it was trained on:\n  "
+            + "\n  ".join([names, *_shortened(lines)])
+            + "\nLoad the base that it was trained on before the run resumes"
         )
 
 
@@ -156,6 +181,11 @@ def _is_buffer(name: str) -> bool:
 
 def _converts(was: str, now: str) -> bool:
     return was == now or (was in _FLOATING and now in _FLOATING)
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    more = len(lines) - _MAX_LINES
+    return lines[:_MAX_LINES] + ([f"... and {more} more"] if more > 0 else [])
 
 
 def _differ(what: str, stored: Any, current: Any) -> str:

@@ -64,6 +64,7 @@ GOLDEN = """\
 "param_groups":[
 {"hyperparameters":{"lr":0.001}},
 {"hyperparameters":{"lr":0.001,"weight_decay":0.0}}],
+"base":null,
 "optimizer":{"kind":"torch.optim.adamw.AdamW","state_keys":[{"key":"exp_avg","dtype":"F32","parameters":[[0,3]]},{"key":"exp_avg_sq","dtype":"F32","parameters":[[0,3]]}],"scalars":[{"parameters":[0,3],"values":{"step":400.0}}]},
 "state":{"client_state":{}},
 "versions":{"everstep":"0.1.0","torch":"2.13.0"},
@@ -73,7 +74,7 @@ GOLDEN = """\
 {"name":"rank_00000_of_00003.safetensors","size_bytes":4228,"data_offset":4096,"header_digest":"8b223d3fe026176df61acaae9aae6e25","digest":"542ae5a24358d8f1a7e2a9db5df2c8d7"},
 {"name":"rank_00001_of_00003.safetensors","size_bytes":4216,"data_offset":4096,"header_digest":"bdfb5d70a688fb3bac6d7d3025a331fd","digest":"f7ef623344f7c271cb09763b255a7f92"},
 {"name":"rank_00002_of_00003.safetensors","size_bytes":4188,"data_offset":4096,"header_digest":"65a158d4d53c6c54d60dd0f5609fae28","digest":"5ed3db28b2805aeaeaf78e190835ca95"}],
-"checksum":"196c5e48c06c8e09815a510b0a3f2dca"}
+"checksum":"aa15a7c7ad46f3631fb5a7ae10143120"}
 """
 
 
@@ -109,6 +110,10 @@ MANIFEST_EDITS = {
     "whole_entries[0].name": _edit("whole_entries", 0, "name", value="master/embed.weight"),
     "whole_entries": _edit("whole_entries", 0, "name", value="rng/torch"),
     "param_groups[1].hyperparameters": _edit("param_groups", 1, value={}),
+    "base": _edit("base", delete=True),
+    "base.name": _edit("base", value={"name": 7, "digests": ["0" * 16]}),
+    "base.digests": _edit("base", value={"name": None, "digests": ["0" * 16] * 2}),
+    "base.digests is": _edit("base", value={"name": None, "digests": ["0x" + "0" * 14]}),
     "optimizer.kind": _edit("optimizer", "kind", value=None),
     "optimizer.state_keys[0].key": _edit("optimizer", "state_keys", 0, "key", value="master"),
     "optimizer.state_keys[1].parameters": _edit(

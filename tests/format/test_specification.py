@@ -13,7 +13,7 @@ import xxhash
 
 from engine.format import names
 from engine.format.dtypes import ITEMSIZE
-from engine.format.manifest import Manifest, Receipt
+from engine.format.manifest import Base, Manifest, Receipt
 from engine.format.tree import decode, encode
 from tests.format import build
 from tests.format.test_verify import verify
@@ -110,6 +110,8 @@ class Reader:
         found = {}
         for parameter in self.manifest["parameters"]:
             kind = "master" if parameter["trainable"] else "frozen"
+            if kind == "frozen" and self.manifest["base"] is not None:
+                continue
             dtype = parameter["master_dtype"] or parameter["dtype"]
             found[f"{kind}/{parameter['name']}"] = self.parameter(kind, parameter, dtype)
         for key in self.manifest["optimizer"]["state_keys"]:
@@ -141,6 +143,15 @@ def test_a_reader_written_from_the_specification_reads_what_is_written(
         **{f"{kind}/one.bias": 4 for kind in ("master", "exp_avg", "exp_avg_sq")},
         "frozen/base.weight": 8,
     }
+
+
+def test_a_checkpoint_with_a_base_holds_no_frozen_slices(tmp_path: Path) -> None:
+    of = dataclasses.replace(build.draft(2), base=Base("hub/base", ("0123456789abcdef",)))
+    directory = build.checkpoint(tmp_path, of)
+    assert not any(name.startswith("frozen/") for name in Reader(directory).everything())
+    assert verify(directory) == []
+    manifest = Manifest.from_bytes((directory / names.MANIFEST_NAME).read_bytes(), "m")
+    assert manifest.draft == of
 
 
 def test_trees_of_the_worked_example_decode(example: Path) -> None:
