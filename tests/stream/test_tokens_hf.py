@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine.stream import HuggingFaceTokens, ParquetTokens, StreamError
+from engine.stream import Component, HuggingFaceTokens, ParquetTokens, Stream, StreamError
 from engine.stream.source import Piece
 from engine.stream.tokens import Windows
+from tests.stream.reading import indices, loader_of
 from tests.stream.token_files import flat
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs the extra: pip install 'everstep[hf]'")
@@ -194,6 +196,27 @@ def test_parquet_files_are_read_over_row_groups(tmp_path: Path, kind: Any) -> No
     assert windows.source.place(12) == f"row 3 of {first}"
     ended = ParquetTokens(tmp_path, **SETTINGS, end_of_document=9)
     assert_reads(ended, flat([[*row, 9] for row in ROWS[::-1] + ROWS]))
+
+
+@pytest.mark.parametrize("kind", ["arrow", "parquet"])
+def test_a_loaders_worker_reads_what_its_parent_has_read_from(tmp_path: Path, kind: str) -> None:
+    """A worker is a fork of a process that has open files and, of pyarrow, threads."""
+    windows: Windows
+    if kind == "arrow":
+        folder = save_to_disk(tmp_path / "d", [ROWS * 3], LISTS[0])
+        windows = HuggingFaceTokens(folder, **SETTINGS)
+    else:
+        path = write_parquet(tmp_path / "t.parquet", ROWS * 3, LISTS[0])
+        pyarrow.parquet.read_table(path)  # by pyarrow's threads
+        windows = ParquetTokens(path, **SETTINGS)
+    whole = [windows.window(index).tolist() for index in range(len(windows))]
+    stream = Stream([Component("web", windows)], seed=0)
+    with closing(loader_of(stream, workers=1)) as loader:
+        for begin in range(0, len(windows) - 1, 2):
+            batch = next(loader)
+            wanted = [whole[index] for index in indices(stream, begin, begin + 2)]
+            assert batch["input_ids"].tolist() == [window[:-1] for window in wanted]
+            assert batch["labels"].tolist() == [window[1:] for window in wanted]
 
 
 def test_parquet_with_empty_rows_is_refused_where_it_is_read(tmp_path: Path) -> None:
