@@ -45,7 +45,7 @@ class Reader:
     """A map-style data set of micro batches: samples that were looked up -> collated samples.
 
     Windows of tokens are written to their rows of one array: the same batch as torch's collation
-    makes, without the samples in between, and for a worker half as much to hand over.
+    makes, without the samples in between, and for a worker one piece to hand over instead of two.
 
     Args:
         stream: what to read.
