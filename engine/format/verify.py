@@ -19,6 +19,11 @@ from engine.format.errors import DamagedError, FormatError
 from engine.format.layout import entries_of_manifest
 from engine.format.manifest import Draft, Manifest, Receipt
 
+# Bytes of a header: metadata and padding; an entry without its name; a name's character, escaped.
+_LONGEST_HEADER = 64 << 10
+_LONGEST_ENTRY = 256
+_LONGEST_CHARACTER = 12
+
 Part = Literal["manifest", "receipt", "header", "data", "file", "directory"]
 Progress = Callable[[int], None]
 
@@ -115,7 +120,7 @@ def check_header(fd: int, size: int, manifest: Manifest, rank: int) -> shard.Sha
     """Check the header of an open shard against the manifest, and return it.
 
     Its own reading comes before its digest, because that says most about what is wrong; but not
-    before its length: what a shard says of itself bounds neither memory nor time.
+    before its length, so that reading it takes no more memory than the manifest's own entries do.
 
     Args:
         size: of the whole file, in bytes.
@@ -127,9 +132,15 @@ def check_header(fd: int, size: int, manifest: Manifest, rank: int) -> shard.Sha
     """
     record = manifest.shards[rank]
     _check("header length", shard.data_offset_of(fd, size), record.data_offset)
+    wanted = {e.name: (e.dtype, e.shape) for e in entries_of_manifest(manifest, rank)}
+    longest = _LONGEST_HEADER + sum(_LONGEST_ENTRY + _LONGEST_CHARACTER * len(n) for n in wanted)
+    if record.data_offset > longest:
+        raise FormatError(
+            f"header length is {record.data_offset}; the {len(wanted)} entries that the manifest "
+            f"implies take {longest} at most"
+        )
     header = shard.read_header(fd, size)
     shard.check_metadata(header, manifest.save_id, rank, manifest.world_size)
-    wanted = {e.name: (e.dtype, e.shape) for e in entries_of_manifest(manifest, rank)}
     found = {name: (entry.dtype, entry.shape) for name, entry in header.entries.items()}
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):

@@ -115,9 +115,9 @@ def _loss_scaling(session: Session, manifest: Manifest, counters: dict[str, Any]
     now = (type(scaler).__name__, *training_dtypes(session.layout.parameters))
     if was != now:
         reason = (
-            f"the loss scale is not carried over: it was {stored['cur_scale']:g} of a "
-            f"{', '.join(was)}, this run has a {', '.join(now)} and begins with "
-            f"{scaler.cur_scale:g}"
+            "the loss scale is not carried over\n"
+            f"  in the checkpoint: {stored['cur_scale']:g} ({', '.join(was)})\n"
+            f"  in this run:       {scaler.cur_scale:g} ({', '.join(now)})"
         )
         if session.rank == 0:
             logger.warning("%s", reason)

@@ -34,6 +34,7 @@ from engine.resume.errors import (
 )
 from engine.resume.shard_reader import ShardReader
 from engine.resume.targets import Targets
+from engine.resume.windows import Windows
 
 logger = logging.getLogger(__name__)
 
@@ -224,7 +225,8 @@ class Resumer:
         mine = {shard for shard, rank in enumerate(checkers) if rank == layout.rank}
         from_local = candidate.shards is not None
         # A file of the local tier is nothing without its digest.
-        with ShardReader(candidate, full=self._full or from_local) as reader:
+        full = self._full or from_local
+        with Windows() as windows, ShardReader(candidate, windows, full=full) as reader:
             reader.read(targets.takes, targets.tensors, mine)
             return _Read(candidate, targets, reader.bytes_read, from_local)
 

@@ -37,15 +37,16 @@ class ShardReader:
     """Reads the shards of one candidate. A context manager; use it once.
 
     Args:
+        windows: to read through; the caller closes them.
         full: whether the shards to check are digested; else their sizes and headers are checked.
     """
 
-    def __init__(self, candidate: Candidate, *, full: bool) -> None:
+    def __init__(self, candidate: Candidate, windows: Windows, *, full: bool) -> None:
         self._candidate = candidate
+        self._windows = windows
         self._full = full
         self._directories: dict[str, int] = {}
         self._closing = ExitStack()
-        self._windows = self._closing.enter_context(Windows())
         self.bytes_read = 0
 
     def __enter__(self) -> "ShardReader":

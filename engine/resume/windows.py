@@ -20,15 +20,26 @@ from engine.format.partition import Range
 ALIGNMENT_BYTES = 4096
 WINDOW_BYTES = 8 << 20
 WINDOWS = 4
-# Reading on over a gap costs less than another request.
-_GAP_BYTES = 256 << 10
+GAP_BYTES = 256 << 10
+"""Reading on over a gap so small costs less than another request."""
 
 
 class Windows:
-    """The windows of one rank. A context manager; its memory is WINDOWS * WINDOW_BYTES."""
+    """The windows of one rank. A context manager; its memory is `count * size_bytes`.
 
-    def __init__(self, count: int = WINDOWS, size_bytes: int = WINDOW_BYTES) -> None:
+    Args:
+        size_bytes: of a window, a multiple of ALIGNMENT_BYTES.
+        gap_bytes: spans that lie less than so far apart are read as one; ALIGNMENT_BYTES at least.
+    """
+
+    def __init__(
+        self,
+        count: int = WINDOWS,
+        size_bytes: int = WINDOW_BYTES,
+        gap_bytes: int = GAP_BYTES,
+    ) -> None:
         self._size_bytes = size_bytes
+        self._gap_bytes = gap_bytes
         self._buffers = [mmap.mmap(-1, size_bytes) for _ in range(count)]
         self._pool = ThreadPoolExecutor(count)
 
@@ -56,7 +67,7 @@ class Windows:
             OSError: it cannot be read.
         """
         _set_direct(descriptor, True)
-        pieces = iter(pieces_of(spans, self._size_bytes, file_size))
+        pieces = self._pieces_of(spans, file_size)
         idle = deque(self._buffers)
         under_way: deque[tuple[mmap.mmap, Range, Future[None]]] = deque()
         try:
@@ -75,23 +86,22 @@ class Windows:
             for _, _, read in under_way:  # before the descriptor is closed, or a buffer used again
                 read.exception()
 
+    def _pieces_of(self, spans: Iterable[Range], file_size: int) -> Iterator[Range]:
+        """Yield what fits a window, each from an aligned byte on, until `spans` are covered."""
+        for begin, end in _joined(spans, self._gap_bytes):
+            at = begin // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+            aligned_end = min(-(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES, file_size)
+            while at < aligned_end:
+                stop = min(at + self._size_bytes, aligned_end)
+                yield at, stop
+                at = stop
 
-def pieces_of(spans: Iterable[Range], size_bytes: int, file_size: int) -> Iterator[Range]:
-    """Yield windows of at most `size_bytes` that cover `spans`, each from an aligned byte on."""
-    for begin, end in _joined(spans):
-        at = begin // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-        aligned_end = min(-(-end // ALIGNMENT_BYTES) * ALIGNMENT_BYTES, file_size)
-        while at < aligned_end:
-            stop = min(at + size_bytes, aligned_end)
-            yield at, stop
-            at = stop
 
-
-def _joined(spans: Iterable[Range]) -> Iterator[Range]:
+def _joined(spans: Iterable[Range], gap_bytes: int) -> Iterator[Range]:
     """Join what has only small gaps between; what stays apart shares no aligned block."""
     whole: Range | None = None
     for begin, end in spans:
-        if whole is not None and begin - whole[1] < _GAP_BYTES:
+        if whole is not None and begin - whole[1] < gap_bytes:
             whole = whole[0], end
             continue
         if whole is not None:
