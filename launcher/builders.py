@@ -45,7 +45,8 @@ def deepspeed_config(settings: Settings, world_size: int) -> dict[str, Any]:
     }
     config.setdefault("steps_per_print", 2**31)  # the step loop prints its own lines
     try:
-        DeepSpeedConfig(config)
+        # Without this key, for its arithmetic takes the ranks of a group that may not be there yet.
+        DeepSpeedConfig({key: v for key, v in config.items() if key != "train_batch_size"})
     except (ValueError, AssertionError, TypeError) as error:  # pydantic's errors are ValueErrors
         raise ConfigError(_explain_refusal(error, settings.deepspeed)) from error
     return config

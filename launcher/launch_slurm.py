@@ -6,6 +6,7 @@ The settings are frozen into the run directory and the job reads them there, so 
 `conf/` meanwhile, every start of the job is the same run.
 """
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -73,11 +74,12 @@ def check(settings: Settings, launch: SlurmLaunch) -> list[str]:
     said = [_space(Path(settings.checkpoint.dir)), _lead_time(Path(settings.run.dir), launch)]
     if launch.container is not None:
         return [*said, "model, data and DeepSpeed's settings are checked in the container only."]
-    from launcher import builders
+    with contextlib.redirect_stdout(sys.stderr):  # DeepSpeed logs there; ours is for the script
+        from launcher import builders
 
-    builders.deepspeed_config(settings, launch.ranks)
-    builders.check_model(settings)
-    builders.build_stream(settings)
+        builders.deepspeed_config(settings, launch.ranks)
+        builders.check_model(settings)
+        builders.build_stream(settings)
     return said
 
 

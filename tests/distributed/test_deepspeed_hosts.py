@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests import tiny_run
-from tests.distributed.ssh_hosts import HOSTS, SshHosts, missing_programs
+from tests.distributed.ssh_hosts import HOSTS, SshHosts
 
 TELL = """
 import json, os, sys
@@ -19,14 +16,6 @@ told |= {"host": os.environ["EVERSTEP_TEST_HOST"], "arguments": sys.argv[1:]}
 with open(f"told.{told['RANK']}", "w") as file:
     json.dump(told, file)
 """
-
-
-@pytest.fixture(scope="session")
-def ssh_hosts() -> Iterator[SshHosts]:
-    if missing := missing_programs():
-        pytest.skip(f"not installed: {', '.join(missing)} (tests/install_system_packages.sh)")
-    with SshHosts() as hosts:
-        yield hosts
 
 
 def test_what_deepspeed_tells_a_rank(ssh_hosts: SshHosts, tmp_path: Path) -> None:
