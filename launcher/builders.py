@@ -90,6 +90,24 @@ def build_model(settings: Settings, config: Mapping[str, Any]) -> torch.nn.Modul
         return instantiate(arguments, "model")
 
 
+def check_parameters(model: torch.nn.Module) -> None:
+    """Check that DeepSpeed can train the parameters: it packs them into tensors of one dtype.
+
+    Raises:
+        ConfigError: names one parameter of each dtype.
+    """
+    first: dict[str, str] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            first.setdefault(str(parameter.dtype).removeprefix("torch."), name)
+    if len(first) > 1:
+        found = ", ".join(f"{name} is {dtype}" for dtype, name in first.items())
+        raise ConfigError(
+            f"model: trainable parameters have several dtypes: {found}. DeepSpeed "
+            f"{deepspeed.__version__} trains one: give them the same, or freeze those of the other."
+        )
+
+
 def build_stream(settings: Settings) -> Stream:
     """Return the run's stream of samples.
 

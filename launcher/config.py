@@ -148,6 +148,8 @@ class CheckpointSettings:
     """The run stops after this many failed saves in a row."""
     when_busy: str
     """Both images still being written when a save is due: `wait` for one, or `skip` this save."""
+    exclude_frozen: bool
+    """Do not store frozen parameters: for adapters on a large base, which every start loads."""
     paranoid: bool
     """Read every checkpoint back, and compare it with the state that was live at its step."""
 

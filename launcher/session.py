@@ -100,12 +100,18 @@ class Session:
             ds_engine, stream = self._build()
         with self._watchdog.phase("resume"), _refusals_as_config_errors():
             record = getattr(ds_engine.module, companions.RECORD, None)
+            excludes_frozen = settings.checkpoint.exclude_frozen
+            if excludes_frozen:  # no checkpoint has the base, so every start reads it
+                self._take_weights(ds_engine)
             checkpointer = self._attach(ds_engine, stream, record)
             resumed = checkpointer.resume(
                 self._attempts.resume_mode(settings.resume),
                 accept=lambda manifest: self._accept(manifest, stream, record),
             )
-            self._take_weights(ds_engine, resumed)
+            if resumed is not None:
+                self._client_state = resumed.client_state
+            elif not excludes_frozen:
+                self._take_weights(ds_engine)
         steps = builders.steps_of(settings, stream)
         position = self._begin(checkpointer, resumed, steps)
         if position.step >= steps:
@@ -129,16 +135,15 @@ class Session:
         stream = self._settled("data", lambda: builders.build_stream(settings))
         self._settled("model", lambda: builders.check_model(settings))
         model = builders.build_model(settings, config)
+        self._settled("model", lambda: builders.check_parameters(model))
         ds_engine = builders.build_engine(model, settings, config)
         builders.seed_generators(settings.seed, topology.rank)
         return ds_engine, stream
 
-    def _take_weights(self, ds_engine: Any, resumed: engine.ResumedState | None) -> None:
-        """On a fresh start read `model.init_from`; every checkpoint says what it was."""
+    def _take_weights(self, ds_engine: Any) -> None:
+        """Read `model.init_from`; every checkpoint says what it was."""
         directory = self._settings.init_from
-        if resumed is not None:
-            self._client_state = resumed.client_state
-        elif directory is not None:
+        if directory is not None:
             identity = engine.initialize_from(ds_engine, directory)
             self._client_state = {_INITIALIZED_FROM: identity}
             self._progress.event({"event": "initialized", **identity})
@@ -161,6 +166,8 @@ class Session:
                 writer_silence_seconds=checkpoint.writer_silence_seconds,
                 max_failures=checkpoint.max_failures,
                 when_busy=checkpoint.when_busy,
+                exclude_frozen=checkpoint.exclude_frozen,
+                base_name=self._settings.init_from or self._settings.model["_target_"],
                 paranoid=checkpoint.paranoid,
             ),
             on_event=self._progress.event,

@@ -124,6 +124,14 @@ def test_generators_are_seeded_by_seed_and_rank_together() -> None:
         assert len(set(values)) == len(draws)  # seed + rank would repeat: 0 + 1 = 1 + 0
 
 
+def test_trainable_parameters_of_several_dtypes_are_refused() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2).bfloat16())
+    with pytest.raises(ConfigError, match=r"0\.weight is float32, 1\.weight is bfloat16"):
+        builders.check_parameters(model)
+    model[1].requires_grad_(False)
+    builders.check_parameters(model)
+
+
 FEW = "{_target_: tests.launcher.small_data.Few, weight: 1, epochs: 3}"
 ONLY_FEW = (f"+data.components.few={FEW}", "~data.components.documentation")
 
