@@ -1,0 +1,94 @@
+"""`model.init_from` as a user gives it: begin from a directory, go on without it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from engine import inspect
+from engine.__main__ import main
+from engine.format import tree
+from engine.protocol.layout import CheckpointDirectory
+from launcher.gpt import GPT
+from tests import tiny_run
+from tests.exchange import stored
+
+# So small a rate leaves every fp32 weight as it is, in all its bits.
+STILL = ("experiment=tiny", "optimizer.lr=1e-30", "checkpoint.every_steps=1", "launch.ranks=2")
+SIZES = {"vocab_size": 257, "seq_len": 32, "layers": 2, "heads": 2, "width": 32}
+
+
+def _weights(directory: Path, **sizes: int) -> dict[str, torch.Tensor]:
+    """Put a model's weights into a directory, as somebody else would."""
+    torch.manual_seed(5)
+    model = GPT(**{**SIZES, **sizes})  # type: ignore[arg-type]
+    # None is zero, as biases are at first: the smallest rate would change a zero.
+    weights = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    directory.mkdir()
+    save_file(weights, directory / "model.safetensors")
+    return weights
+
+
+def _train(run: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "launcher", *STILL, f"run.dir={run}", *overrides],
+        env=os.environ | tiny_run.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+def _client_state(run: Path, tag: str) -> dict[str, Any]:
+    manifest = inspect.load(CheckpointDirectory(str(run / "checkpoints")).tag(tag))
+    state: dict[str, Any] = tree.decode(manifest.state)["client_state"]
+    return state
+
+
+def test_a_run_begins_from_a_directory_and_goes_on_without_it(tmp_path: Path) -> None:
+    source, run = tmp_path / "model", tmp_path / "run"
+    weights = _weights(source)
+    begun = _train(run, f"model.init_from={source}", "train.steps=1")
+    assert begun.returncode == 0, begun.stderr
+    assert main(["export", str(run), "--out", str(tmp_path / "out"), "--dtype", "fp32"]) == 0
+    stored.assert_equal(stored.exported(tmp_path / "out"), weights)
+    (initialized,) = tiny_run.events(run, "initialized")
+    assert initialized["directory"] == str(source)
+
+    origin = _client_state(run, "global_step1")
+    assert origin["initialized_from"]["directory"] == str(source)
+    assert set(origin["initialized_from"]["files"]) == {"model.safetensors"}
+    shutil.rmtree(source)
+    resumed = _train(run, f"model.init_from={source}", "train.steps=2")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumes at step 1" in resumed.stderr
+    assert _client_state(run, "global_step2") == origin
+    assert len(tiny_run.events(run, "initialized")) == 1
+
+
+def test_another_models_weights_end_it_before_the_first_step(tmp_path: Path) -> None:
+    source, run = tmp_path / "model", tmp_path / "run"
+    _weights(source, width=16)
+    done = _train(run, f"model.init_from={source}")
+    assert done.returncode == 78
+    assert f"{source}: holds the weights of another model:\n" in done.stderr
+    assert "token_embedding.weight: [257, 16] in the files, [257, 32] in the model" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list((run / "checkpoints").glob("global_step*"))
+
+
+def test_a_directory_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
+    done = _train(tmp_path / "run", f"model.init_from={tmp_path}/absent")
+    assert done.returncode == 78
+    wanted = f"model.init_from={tmp_path}/absent: there is no such file or directory."
+    assert wanted in done.stderr
+    assert not (tmp_path / "run").exists()
