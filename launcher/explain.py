@@ -59,7 +59,10 @@ def _how_to_write(override: str) -> str:
         return "An override has the form NAME=VALUE."
     if value.startswith("[") and value.endswith("]"):
         items = ", ".join(f'"{item.strip()}"' for item in value[1:-1].split(","))
-        return f"Items of a list that hold = : or - are quoted, and all for the shell: '{key}=[{items}]'"
+        return (
+            "Items of a list that hold = : or - are quoted, and the whole for the shell: "
+            f"'{key}=[{items}]'"
+        )
     return (
         "A value that holds = , : ~ [ ] { } or spaces is quoted twice, for the shell and for "
         f"Hydra: '{key}=\"{value}\"'"

@@ -47,7 +47,13 @@ def run(
         signals,
         run_directory=Path(settings.run.dir),
         max_restarts=launch.max_restarts,
+        is_noise=_is_noise,
     )
+
+
+def _is_noise(line: bytes) -> bool:
+    """DeepSpeed's launchers tell their own lives; over pdsh no option of theirs stops it."""
+    return b" [INFO] [launch.py:" in line
 
 
 def _selection(launch: DeepSpeedLaunch) -> list[str]:

@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from launcher.wakeup import SignalQueue
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2, signal.SIGUSR1)
 
 Command = Callable[[Mapping[str, str]], Sequence[str]]
+IsNoise = Callable[[bytes], bool]
 PassOn = Callable[["subprocess.Popen[bytes]"], None]
 
 
@@ -33,6 +35,7 @@ def run(
     run_directory: Path,
     max_restarts: int,
     pass_on: PassOn | None = None,
+    is_noise: IsNoise | None = None,
 ) -> int:
     """Start the ranks by a command, again after failures as often as allowed; block to their end.
 
@@ -42,6 +45,7 @@ def run(
         environ: this process's; its status file gets the last word on the ranks.
         signals: has taken over `STOP_SIGNALS`.
         pass_on: what else to do with a stop than to ask for it by file, if there is something.
+        is_noise: which lines of the program's output the terminal is spared.
 
     Returns:
         Rank 0's verdict; without one, the program's exit code, or 1 where that is 0.
@@ -57,9 +61,13 @@ def run(
                 command(variables),
                 env={**environ, **variables},
                 stdin=subprocess.DEVNULL,
+                stdout=None if is_noise is None else subprocess.PIPE,
                 start_new_session=True,
             )
+            echo = None if is_noise is None else _echo(process, is_noise)
             was_signalled = _Watch(process, link, signals, pass_on).wait()
+            if echo is not None:
+                echo.join()
             code = _report(link, process)
             if said := link.status():
                 requeue.write_status(environ, said)
@@ -71,6 +79,21 @@ def run(
             file=sys.stderr,
         )
     return code
+
+
+def _echo(process: "subprocess.Popen[bytes]", is_noise: IsNoise) -> threading.Thread:
+    """Copy the program's output to ours, line by line, on a thread that ends with it."""
+
+    def copy() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if not is_noise(line):
+                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.flush()
+
+    thread = threading.Thread(target=copy, name="echo", daemon=True)
+    thread.start()
+    return thread
 
 
 class _Watch:

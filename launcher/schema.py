@@ -127,7 +127,10 @@ def _scalar(hint: type, value: Any, path: str) -> Any:
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:
-        raise ConfigError(f"{path}: {_found(value)}; wanted {_WORDS[hint]}.{_hint(hint, value)}")
+        quoted = f""" Quote it for Hydra, too: "{path}='{value}'".""" if hint is str else ""
+        raise ConfigError(
+            f"{path}: {_found(value)}; wanted {_WORDS[hint]}.{quoted}{_hint(hint, value)}"
+        )
     return value
 
 

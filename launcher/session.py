@@ -71,7 +71,9 @@ class Session:
         self._attempts = attempts
         self._watchdog = Watchdog(limits_of(settings.launch), fail)
         self._control = ControlFiles(directory.path) if process.topology.rank == 0 else None
-        self._job = SlurmJob.of(process.environ) if process.topology.rank == 0 else None
+        self._job = (
+            SlurmJob.of(process.environ, settings.launch) if process.topology.rank == 0 else None
+        )
         self._stop_reasons = self._find_stop_reasons(link)
         self._changed: list[str] = []  # settings, since the checkpoint or the attempt before
         self._accepted: list[Any] = []  # what data.accept_changed accepted; rank 0 knows

@@ -11,8 +11,12 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 
+from launcher.launch_settings import LaunchSettings, SlurmLaunch
+
+USUAL_LEAD_SECONDS = 120.0
+"""Of slurm/train.sbatch."""
+
 _SCONTROL_SECONDS = 20
-_NEAR_SECONDS = 300.0
 
 logger = logging.getLogger(__name__)
 
@@ -22,19 +26,27 @@ class SlurmJob:
 
     Args:
         environ: has SLURM_JOB_ID; see `of`.
+        signal_lead_seconds: so long before its end Slurm sends SIGUSR2.
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, environ: Mapping[str, str], signal_lead_seconds: float = USUAL_LEAD_SECONDS
+    ) -> None:
         self._environ = environ
+        self._signal_lead_seconds = signal_lead_seconds
         # A task of an array must be named as such: the last one's own id is the whole array's.
         array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
         self.id = f"{array}_{task}" if array and task else environ["SLURM_JOB_ID"]
         self._restarts = int(environ.get("SLURM_RESTART_COUNT", "0"))
 
     @classmethod
-    def of(cls, environ: Mapping[str, str]) -> "SlurmJob | None":
+    def of(cls, environ: Mapping[str, str], launch: LaunchSettings) -> "SlurmJob | None":
         """Return the job that the environment names, if it names one."""
-        return cls(environ) if environ.get("SLURM_JOB_ID") else None
+        if not environ.get("SLURM_JOB_ID"):
+            return None
+        if isinstance(launch, SlurmLaunch):
+            return cls(environ, launch.signal_lead_seconds)
+        return cls(environ)
 
     def end_time(self) -> float | None:
         """Return when the job's time is over, in seconds since the epoch; None if that is unknown.
@@ -57,13 +69,17 @@ class SlurmJob:
             why = "preempted"
         elif int(shown.get("Restarts", "0")) > self._restarts:
             why = "requeued by Slurm"
-        elif reason == "TimeLimit" or (cause == "SIGUSR2" and _is_near(end)):
+        elif reason == "TimeLimit" or (cause == "SIGUSR2" and self._is_near(end)):
             why = "time limit"
         elif state in ("COMPLETING", "CANCELLED"):
             why = "cancelled"
         else:
             return cause
         return f"{cause} ({why})"
+
+    def _is_near(self, end: float | None) -> bool:
+        """Slurm sends the signal with that much time left, or a little less."""
+        return end is not None and end - time.time() <= self._signal_lead_seconds
 
     def _show(self) -> dict[str, str]:
         """Return the fields of `scontrol show job`; empty if it does not answer."""
@@ -111,7 +127,3 @@ def _timestamp(text: str) -> float | None:
         return datetime.datetime.fromisoformat(text).timestamp()
     except ValueError:
         return None
-
-
-def _is_near(end: float | None) -> bool:
-    return end is not None and end - time.time() < _NEAR_SECONDS
