@@ -90,6 +90,7 @@ class Intake:
             if file is not None:
                 return file
             if image is None and not self._parts.is_put(sealed):
+                self._parts.begin(sealed)  # the sign that this rank gives up goes in there
                 raise OSError(
                     errno.ENODATA, "its file on this node's own disk has gone", self._local.root
                 )

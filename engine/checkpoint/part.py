@@ -120,17 +120,23 @@ class Parts:
         """Tell whether the receipt is there."""
         return self._receipt in files.fresh_listing(self._attempt.save(sealed.save))
 
+    def begin(self, sealed: SealedSave) -> str:
+        """Make the save's directory if no other rank has, and return its path.
+
+        Raises OSError: the attempt is over, its open/ is gone.
+        """
+        save = self._attempt.save(sealed.save)
+        with suppress(FileExistsError):
+            os.mkdir(save)
+        return save
+
     def put(self, sealed: SealedSave, source: Source) -> float:
         """Put shard and receipt into the save's directory, durably; return the seconds it took.
 
         Raises OSError, FormatError: the part may be there in pieces then, and is to be taken back.
         """
         started = time.monotonic()
-        save = self._attempt.save(sealed.save)
-        try:
-            os.mkdir(save)  # fails where the attempt is over: its open/ is gone
-        except FileExistsError:
-            pass
+        save = self.begin(sealed)
         listed = files.fresh_listing(save)
         if self._receipt in listed:
             return 0.0  # a writer before this one got as far as the receipt

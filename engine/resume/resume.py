@@ -203,13 +203,17 @@ class Resumer:
         disk, manifest = self._session.local, candidate.manifest
         if disk is None or manifest.world_size != disk.world_size:
             return self._read_mine(candidate, whole)
-        near = replace(candidate, shards=disk.directory(manifest.save_id))
-        if candidate.is_local:
-            return self._read_mine(near, whole)
-        if os.path.exists(disk.file(manifest.save_id)):
+        path = disk.file(manifest.save_id)
+        is_here = os.path.exists(path)  # no other host makes it: not to be waited for
+        if not is_here and candidate.is_local:
+            raise DamagedShardError(f"{path}: there is no such file")
+        if is_here:
+            near = replace(candidate, shards=disk.directory(manifest.save_id))
             try:
                 return self._read_mine(near, whole)
             except DamagedShardError as error:
+                if candidate.is_local:
+                    raise
                 logger.warning("read from %s instead: %s", candidate.path, error)
                 self._session.emit("local_unusable", tag=manifest.tag, reason=str(error))
         return self._read_mine(candidate, whole)

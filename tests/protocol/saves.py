@@ -9,9 +9,10 @@ from engine.format import names
 from engine.format.digest import digest_bytes
 from engine.format.manifest import Draft, Receipt
 from engine.format.shard import metadata_of
-from engine.protocol import commit, files
+from engine.protocol import commit, files, local
 from engine.protocol.commit import Published
 from engine.protocol.layout import CheckpointDirectory
+from engine.protocol.local import LocalDisk
 from engine.protocol.owner import Owner, Place
 from tests.protocol.driver.content import make_draft, pattern, plan_of
 
@@ -99,6 +100,22 @@ class Save:
 
     def write(self, rank: int) -> None:
         """Put the shard and the receipt of `rank` in."""
+        data, receipt = self.shard(rank)
+        Path(self.path, receipt.name).write_bytes(data)
+        Path(self.path, names.receipt_name(rank, WORLD_SIZE)).write_bytes(receipt.to_bytes())
+
+    def write_locally(self, disk: LocalDisk) -> Receipt:
+        """Put the shard of a rank on its node's own disk, and the receipt where they collect."""
+        data, receipt = self.shard(disk.rank)
+        path, collected = Path(disk.file(self.save_id)), Path(f"{self.path}.local")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        collected.mkdir(exist_ok=True)
+        (collected / names.receipt_name(disk.rank, WORLD_SIZE)).write_bytes(receipt.to_bytes())
+        return receipt
+
+    def shard(self, rank: int) -> tuple[bytes, Receipt]:
+        """Return the bytes of the shard of `rank`, and the receipt for it."""
         plan = plan_of(NUMEL, WORLD_SIZE, rank)
         header = plan.header_bytes(metadata_of(self.save_id, rank, WORLD_SIZE))
         data = header + pattern(self.save_id, rank, plan.size_bytes - plan.data_offset)
@@ -114,8 +131,15 @@ class Save:
             seconds=0.0,
             draft=self.draft.draft_json() if rank == 0 else None,
         )
-        Path(self.path, receipt.name).write_bytes(data)
-        Path(self.path, names.receipt_name(rank, WORLD_SIZE)).write_bytes(receipt.to_bytes())
+        return data, receipt
+
+    def publish_locally(self, by_attempt: int) -> Published:
+        """Commit it in the local tier, as `by_attempt`'s writer or adopter does."""
+        collected = f"{self.path}.local"
+        receipts = commit.read_receipts(collected, WORLD_SIZE, self.save_id, beside_shards=False)
+        assert receipts is not None
+        draft = self.draft.draft_json()
+        return local.publish(self._run.directory, collected, draft, receipts, by_attempt)
 
     def publish(self, by_attempt: int, may_replace: bool = False) -> Published:
         """Commit it as `by_attempt`'s writer or adopter does."""
