@@ -55,7 +55,8 @@ def attach(
         directory: made if it is not there; shared by all ranks.
         on_event: called on the training thread with a dict for each thing that happens to a save.
         fingerprint: identity of the data, JSON; stored with every save.
-        keeper_fd: a pipe end for the writer to hold for as long as it lives.
+        keeper_fd: a pipe end for the writer to hold for as long as it lives; told, by a line, which
+            sign to leave for a rank whose processes were all killed.
         environment: where Slurm's variables are looked up; this process's own by default.
 
     Raises:

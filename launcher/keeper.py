@@ -7,8 +7,9 @@ the writer, and then ends exactly as the trainer ended: the same exit code, or t
 
 Who runs what: the keeper is single-threaded and forks once, before the heavy imports. The child
 returns from `keep` as the trainer and holds the write end of a pipe, which the writer inherits;
-the keeper knows that both are gone when the pipe reads end-of-file. The trainer may write a line
-to it, the most seconds that its writer can need.
+the keeper knows that both are gone when the pipe reads end-of-file. The trainer may write lines to
+it: `limit SECONDS`, the most that its writer can need, and `gone PATH`, a file that the keeper is
+to make when both are gone, so that nobody waits for a rank whose processes were all killed.
 
 Signals: TERM, INT, HUP and USR2 are passed on. USR1 becomes USR2, because NCCL may use USR1 in the
 trainer. QUIT kills the trainer, and the writer still finishes. A starter that vanishes counts as
@@ -69,7 +70,7 @@ def keep(starter_pid: int | None = None) -> int:
 
 def tell_limit(keeper_fd: int, seconds: float) -> None:
     """Tell the keeper, from the trainer, how long its writer may need at most."""
-    os.write(keeper_fd, f"{seconds:.3f}\n".encode("ascii"))
+    os.write(keeper_fd, f"limit {seconds:.3f}\n".encode("ascii"))
 
 
 def starters_above(pid: int) -> list[int]:
@@ -103,7 +104,8 @@ class _Keeper:
         self._pipe: int | None = read_end
         self._status: int | None = None
         self._limit_seconds = WRITER_LIMIT_SECONDS
-        self._received = bytearray()
+        self._gone_sign: bytes | None = None
+        self._received = b""
         self._signals = SignalQueue((*_PASSED_ON, signal.SIGCHLD))
         watched = {*starters_above(os.getppid()), *([watch] if watch else [])}
         self._starters = [fd for pid in watched if (fd := _open_pidfd(pid)) is not None]
@@ -118,7 +120,13 @@ class _Keeper:
         deadline = time.monotonic() + self._limit_seconds
         while self._pipe is not None and (left := deadline - time.monotonic()) > 0:
             self._wait_for_events(left)
+        if self._pipe is None and self._gone_sign is not None:
+            self._leave(self._gone_sign)
         _end_as(self._status)
+
+    def _leave(self, sign: bytes) -> None:
+        with contextlib.suppress(OSError):  # where the attempt is over, nobody waits for it
+            os.close(os.open(sign, os.O_CREAT | os.O_WRONLY, 0o644))
 
     def _wait_for_events(self, timeout: float | None) -> None:
         poll = select.poll()
@@ -162,11 +170,13 @@ class _Keeper:
             os.close(fd)
             self._pipe = None
             return
-        self._received += data
-        lines = self._received.split(b"\n")
-        self._received = lines[-1]
-        if len(lines) > 1:
-            self._limit_seconds = float(lines[-2])
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            word, _, value = line.partition(b" ")
+            if word == b"limit":
+                self._limit_seconds = float(value)
+            elif word == b"gone":
+                self._gone_sign = value
 
 
 def _become_trainer(keeper_pid: int, write_end: int) -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import xxhash
 
 from engine.checkpoint.writer import WriterConfig
+from engine.protocol.layout import CheckpointDirectory
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +77,9 @@ class WriterLink:
         """Remember how to start the writer.
 
         `keeper_fd` is a pipe end that the writer inherits and never touches: the keeper at the
-        other end sees by it when the last writer is gone. `command` is the command line for a
-        given socket descriptor.
+        other end sees by it when the last writer is gone. It is told, by the line `gone PATH`,
+        which sign to leave then; a writer that was killed leaves none itself. `command` is the
+        command line for a given socket descriptor.
         """
         self._config = config
         self._keeper_fd = keeper_fd
@@ -102,6 +104,7 @@ class WriterLink:
 
     def start(self) -> None:
         """Start the writer and wait until it says that it is up. Raises WriterStartError."""
+        self._tell_keeper()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         kept = [theirs.fileno()] + ([] if self._keeper_fd is None else [self._keeper_fd])
         process = subprocess.Popen(
@@ -224,6 +227,14 @@ class WriterLink:
             for report in self.reports():
                 logger.debug("after the end: %s", report)
         self._drop()
+
+    def _tell_keeper(self) -> None:
+        """Where rank 0's writer is gone, a next start sees to the attempt without a sign."""
+        config = self._config
+        if self._keeper_fd is not None and config.rank != 0:
+            attempt = CheckpointDirectory(config.directory).attempt(config.attempt)
+            with suppress(BrokenPipeError):  # no keeper: it has asked the trainer to stop
+                os.write(self._keeper_fd, f"gone {attempt.gone(config.rank)}\n".encode())
 
     def _send(self, message: dict[str, Any], descriptors: list[int]) -> bool:
         if self._socket is None:

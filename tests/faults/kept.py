@@ -18,6 +18,7 @@ from typing import IO
 from engine.protocol.owner import start_ticks
 from launcher import keeper, requeue, spawn
 from launcher.stop import StopRequest
+from launcher.wakeup import SignalQueue
 from tests.faults.points import Fault
 from tests.protocol.driver.events import Events, Process
 from tests.protocol.driver.ranks import AttemptError, Ranks
@@ -55,6 +56,12 @@ class KeptRanks(Ranks):
     def pid(self, rank: int) -> int:
         return self._processes_of(rank)[1].pid
 
+    def put_down(self) -> None:
+        self._processes[0].kill()
+        for told in self._events.told(self.key, "kept"):
+            for process in self._processes_of(told["rank"]):
+                process.kill()
+
     def kill_starter(self) -> None:
         """Kill the starter, and nothing else."""
         (starter,) = self._processes
@@ -62,15 +69,16 @@ class KeptRanks(Ranks):
         assert starter.wait() == -signal.SIGKILL, "it had ended before"
 
     def signal(self, number: signal.Signals, ranks: list[int] | None = None) -> None:
-        """Signal starter, keepers and trainers: to end what a broken promise has left."""
-        assert ranks is None
-        super().signal(number, [0])
-        for told in self._events.told(self.key, "kept"):
-            for process in self._processes_of(told["rank"]):
-                process.kill(number)
+        """Signal trainers, all of them unless `ranks` says which."""
+        told = {event["rank"] for event in self._events.told(self.key, "kept")}
+        for rank in told.intersection(range(self.world_size) if ranks is None else ranks):
+            self._processes_of(rank)[1].kill(number)
 
     def end(self, allowed: set[int]) -> list[int]:
-        """Wait for all keepers and trainers; raise unless each trainer says an `allowed` code."""
+        """Wait for all keepers and trainers; raise unless each has ended with an `allowed` code.
+
+        A trainer that ends by itself says its code; one that has not was killed.
+        """
         for rank in range(self.world_size):
             for process in self._processes_of(rank):
                 if not process.wait(_WAIT_SECONDS):
@@ -79,7 +87,8 @@ class KeptRanks(Ranks):
             pipe.close()
         self._events.drain()
         codes = [event["code"] for event in self._events.told(self.key, "ends")]
-        if len(codes) != self.world_size or not set(codes) <= allowed:
+        codes += [-signal.SIGKILL] * (self.world_size - len(codes))
+        if not set(codes) <= allowed:
             raise AttemptError(f"exit codes {codes}, wanted {allowed}\n{self.log()}")
         return codes
 
@@ -98,7 +107,10 @@ class KeptRanks(Ranks):
 def _start(fault: str, words: str, *settings: str) -> int:
     """Be the starter."""
     command = [sys.executable, "-m", _MODULE, "rank", fault, words, *settings]
-    return spawn.run_ranks(command, os.environ, ranks=len(settings), grace_seconds=_GRACE_SECONDS)
+    signals = SignalQueue(spawn.PASSED_ON)
+    return spawn.run_ranks(
+        command, os.environ, signals, ranks=len(settings), grace_seconds=_GRACE_SECONDS
+    )
 
 
 def _rank(fault: str, words: str, *settings: str) -> int:

@@ -4,7 +4,8 @@ A `Row` is a directory in which attempts follow each other, each of two ranks. I
 process, the actor, is held at the moment; the victims are killed with SIGKILL; the actor goes on if
 it is none of them. Where trainers have died the others follow, as a starter would see to; where
 only writers have, the attempt must recover and come to a clean end; where the starter has, the
-keepers must bring the attempt to its end. Then everything that still runs must end by itself, and
+keepers must bring the attempt to its end; and where trainer and writer of a rank have, its keeper
+must say so to who waits for its receipt. Then everything that still runs must end by itself, and
 the next attempt shows what is left.
 """
 
@@ -67,7 +68,7 @@ class Row:
     def close(self) -> None:
         """End what a broken promise has left running."""
         for ranks in self._started:
-            ranks.signal(signal.SIGKILL)
+            ranks.put_down()
         for process in self._events.processes():
             process.kill()
             process.forget()
@@ -86,10 +87,6 @@ class Row:
         if victims.hits_trainers:
             ranks.signal(signal.SIGKILL)
             ranks.end({_KILLED, FENCED})
-            if self._no_receipt(victims):
-                # If it has that save, it waits for the receipt until the deadline. That takes its
-                # time, and is the driver's to show.
-                self._writer(ranks, 0).kill()
         else:
             ranks.end({requeue.SAVED if victims is Victims.STARTER else 0})
             settled = [event["settled"] for event in self._events.told(ranks.key, "closed")]
@@ -133,7 +130,7 @@ class Row:
         saves = None if endless else _SAVES
         settings = [self._settings(rank, saves) for rank in range(WORLD_SIZE)]
         program = [sys.executable, "-m", "tests.faults.trainer", fault.to_json()]
-        if victims is Victims.STARTER:
+        if victims in (Victims.STARTER, Victims.TRAINER_AND_WRITER):
             ranks: Ranks = KeptRanks(settings, self._events, fault)
         else:
             ranks = Ranks(settings, self._events, program)
@@ -156,7 +153,7 @@ class Row:
             host="host",
             lease_seconds=20.0,
             beat_seconds=0.04,
-            deadline_seconds=_WAIT_SECONDS,
+            deadline_seconds=10 * _WAIT_SECONDS,  # nobody may have to wait for it
             keep_last=KEEP_LAST,
             numel=600_000 * WORLD_SIZE,  # more than one chunk at this rate
             pace_seconds=0.01,
@@ -172,7 +169,7 @@ class Row:
         """Wait until the actor rests at the moment; return its pid. So the fault has fired."""
 
         def at_rest() -> bool:
-            return os.path.exists(fault.record) and _is_stopped(_record(fault)["pid"])
+            return _is_written(fault.record) and _is_stopped(_record(fault)["pid"])
 
         assert self._events.wait(at_rest, _WAIT_SECONDS), f"it never fired\n{ranks.log()}"
         record = _record(fault)
@@ -223,10 +220,10 @@ class Row:
             Victims.WRITER_0: [0],
             Victims.TRAINER_AND_WRITER: [actor_rank],
         }.get(victims, [])
-        if isinstance(ranks, KeptRanks):
+        if victims is Victims.STARTER:
+            assert isinstance(ranks, KeptRanks)
             ranks.kill_starter()
-        else:
-            ranks.signal(signal.SIGKILL, trainers)
+        ranks.signal(signal.SIGKILL, trainers)
         doomed = [self._writer(ranks, rank) for rank in writers]
         assert all(writer.kill() for writer in doomed), "a victim was gone already"
         return {rank: ranks.pid(rank) for rank in trainers}, [writer.pid for writer in doomed]
@@ -276,6 +273,11 @@ class Row:
 
     def _await(self, ready: Callable[[], bool], what: str) -> None:
         assert self._events.wait(ready, _WAIT_SECONDS), f"not in time: {what}"
+
+
+def _is_written(path: str) -> bool:
+    """Tell whether the record is there with its content, which comes a moment after its name."""
+    return os.path.exists(path) and os.path.getsize(path) > 0
 
 
 def _record(fault: Fault) -> Event:

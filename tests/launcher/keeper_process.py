@@ -44,6 +44,8 @@ def main(scenario: str) -> None:
     if scenario.startswith("writer"):
         os.dup(keeper_fd)  # not closed by the at-fork hook
         start_writer(keeper_fd)
+    if "GONE_SIGN" in os.environ:
+        os.write(keeper_fd, f"gone {os.environ['GONE_SIGN']}\n".encode())
     if scenario == "writer-limit":
         keeper.tell_limit(keeper_fd, 0.2)
     if scenario == "worker" and os.fork() == 0:

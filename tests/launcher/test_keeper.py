@@ -106,6 +106,34 @@ def test_it_waits_for_a_stuck_writer_only_as_long_as_the_trainer_said() -> None:
         os.kill(tested.pids["writer"], 0)  # still there
 
 
+def test_where_trainer_and_writer_were_killed_it_leaves_the_sign_that_the_writer_could_not(
+    tmp_path: Path,
+) -> None:
+    sign = tmp_path / "gone.00001"
+    with rank("writer", GONE_SIGN=str(sign)) as tested:
+        tested.expect("trainer", "writer")
+        os.kill(tested.pids["trainer"], signal.SIGKILL)
+        assert not has_ended(os.pidfd_open(tested.process.pid), within_seconds=0.3)
+        assert not sign.exists(), "the writer may still have something to give"
+        os.kill(tested.pids["writer"], signal.SIGKILL)
+        assert tested.process.wait() == -signal.SIGKILL
+    assert sign.exists()
+
+
+def test_no_sign_is_left_for_a_writer_that_is_still_there_or_an_attempt_that_is_over(
+    tmp_path: Path,
+) -> None:
+    stuck = tmp_path / "gone.00001"
+    with rank("writer-limit", GONE_SIGN=str(stuck)) as tested:
+        tested.expect("trainer", "writer")
+        os.kill(tested.pids["trainer"], signal.SIGKILL)
+        assert tested.process.wait() == -signal.SIGKILL
+    assert not stuck.exists()
+    with rank("dies", GONE_SIGN=str(tmp_path / "closed meanwhile" / "gone.00001")) as tested:
+        assert tested.process.wait() == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_data_worker_that_lives_on_does_not_hold_it() -> None:
     with rank("worker") as tested:
         tested.expect("trainer", "worker")

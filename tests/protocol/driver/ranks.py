@@ -89,6 +89,10 @@ class Ranks:
         for rank in range(self.world_size) if ranks is None else ranks:
             self._processes[rank].send_signal(number)
 
+    def put_down(self) -> None:
+        """End what a broken promise has left running."""
+        self.signal(signal.SIGKILL)
+
     def is_running(self, rank: int) -> bool:
         return self._processes[rank].poll() is None
 
