@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from engine.format.dtypes import OF_TORCH_NAME
-from engine.format.manifest import Optimizer, Parameter, StateKey
+from engine.format.manifest import Base, Optimizer, Parameter, StateKey
 from engine.format.partition import slice_of
 from engine.format.shard import Entry
 from tests.format import build
@@ -31,6 +31,7 @@ def checkpoint(
     aliases: Mapping[str, tuple[str, ...]] | None = None,
     fingerprint: Any = None,
     save_id: str = SAVE_ID,
+    base: Base | None = None,
 ) -> Path:
     """Write a committed checkpoint of these weights, with a moment of each, and return its path."""
     frozen, buffers, aliases = frozen or {}, buffers or {}, aliases or {}
@@ -52,6 +53,7 @@ def checkpoint(
     of = replace(
         build.draft(world_size, save_id),
         fingerprint=fingerprint,
+        base=base,
         parameters=tuple(parameters),
         whole_entries=tuple(
             Entry(f"buffer/{name}", _name(value.dtype), tuple(value.shape))

@@ -14,6 +14,7 @@ import torch
 
 from engine.__main__ import main
 from engine.exchange import export
+from engine.format.manifest import Base
 from tests.exchange import stored
 from tests.format import build
 
@@ -131,6 +132,17 @@ def test_config_and_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (model / "tokenizer.json").unlink()
     assert _export(source, tmp_path / "again") == 0
     assert "note: no tokenizer" in capsys.readouterr().err
+
+
+def test_a_checkpoint_without_its_frozen_weights_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """from_pretrained would make up what is missing."""
+    source = _checkpoint(tmp_path, base=Base("/models/base", ("00" * 8,) * len(FROZEN)))
+    assert _export(source, tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert "on the base /models/base\n  missing: base.weight, base.half\n" in error
+    assert sorted(os.listdir(tmp_path)) == [source.name]
 
 
 def test_no_config_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
