@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from launcher import batch, deepspeed_section, schema
 from launcher.errors import ConfigError
+from launcher.guards.settings import GuardSettings
 from launcher.launch_settings import Launch
 from launcher.schema import at_least
 
@@ -123,11 +124,26 @@ class KeepBestSettings:
 
 
 @dataclass(frozen=True)
+class AutoSettings:
+    mtbf_hours: float | None
+    """Mean time between failures of the whole run; null estimates it from its attempts."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.mtbf_hours is None or self.mtbf_hours > 0,
+            f"checkpoint.auto.mtbf_hours={self.mtbf_hours}: wanted a number above 0, or null.",
+        )
+
+
+@dataclass(frozen=True)
 class CheckpointSettings:
     dir: str
     every_steps: int | None
     every_minutes: float | None
-    """Counted from the last save of either cause."""
+    """Counted from the last save of any cause."""
+    auto: AutoSettings | None
+    """Plans the time between saves from what they cost and how often the run fails; null for not.
+    `checkpoint=auto` sets it."""
     keep_last: int
     """So many of the newest checkpoints stay."""
     keep_every_steps: int | None
@@ -155,8 +171,9 @@ class CheckpointSettings:
 
     def __post_init__(self) -> None:
         _require(
-            self.every_steps is not None or self.every_minutes is not None,
-            "checkpoint.every_steps and checkpoint.every_minutes are both null: set at least one.",
+            any(one is not None for one in (self.every_steps, self.every_minutes, self.auto)),
+            "checkpoint.every_steps and checkpoint.every_minutes are both null: set at least one, "
+            "or checkpoint=auto.",
         )
         if self.every_steps is not None:
             at_least("checkpoint.every_steps", self.every_steps, 1)
@@ -238,6 +255,7 @@ class Settings:
     optimizer: OptimizerSettings
     schedule: ScheduleSettings
     checkpoint: CheckpointSettings
+    guard: GuardSettings
     data: DataSettings
     model: Mapping[str, Any]
     launch: Launch

@@ -72,6 +72,17 @@ class Council:
         """
         self._decide(phase, error or "", lambda reports: next(filter(None, reports), ""), kind)
 
+    def ask_rank_0(self, phase: str, action: Callable[[], str]) -> str:
+        """Return on every rank the text that `action` returns on rank 0, where alone it is called.
+
+        Args:
+            phase: a name that is used once.
+        """
+        if self._rank == 0:
+            self.store.set(f"{phase}/said", action())
+        said: str = self.store.get(f"{phase}/said").decode()
+        return said
+
     def _decide(
         self,
         phase: str,

@@ -3,6 +3,7 @@
 LauncherError
 |-- ConfigError      the settings, the environment or the data cannot work: exit 78
 |-- NoProgressError  the run keeps dying at the same step: exit 70
+|-- GoingBackError   a rollback that is on record could not be followed in this process: exit 1
 `-- SaveError        the checkpoint that the run must end with was not committed: exit 1
 """
 
@@ -23,6 +24,10 @@ class ConfigError(LauncherError):
 
 class NoProgressError(LauncherError):
     """Several attempts in a row ended at the step they began from."""
+
+
+class GoingBackError(LauncherError):
+    """The run could not go on from an older checkpoint; started again, it does."""
 
 
 class SaveError(LauncherError):

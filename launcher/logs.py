@@ -37,8 +37,12 @@ def configure(rank: int) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.")
 
 
-def add_file(path: Path) -> None:
-    """Append every record, ours from INFO on, to a file as well."""
+def write_to(path: Path) -> None:
+    """Append every record, ours from INFO on, to a file as well; to no other one any more."""
+    root = logging.getLogger()
+    for before in [one for one in root.handlers if isinstance(one, logging.FileHandler)]:
+        root.removeHandler(before)
+        before.close()
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    logging.getLogger().addHandler(handler)
+    root.addHandler(handler)

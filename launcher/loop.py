@@ -1,9 +1,10 @@
-"""The step loop and the checkpoint cadence.
+"""The step loop.
 
 Owns the run's position (step, sample offset) and moves it at step edges only, after the optimizer
 has stepped; a position is what a checkpoint remembers. At each edge all ranks agree on whether to
 stop and whether rank 0's clock or a file wants a save (`launcher.stop`, `launcher.control`); saves
-by step count need no word.
+by step count need no word. A step with an alarm that is to be acted upon ends the loop without a
+save (`launcher.guards`).
 
 Everything here runs in the main thread of every rank. Steps and saves are phases of the watchdog.
 """
@@ -16,10 +17,15 @@ from typing import Any, Protocol
 
 import torch
 
+from launcher.cadence import Cadence
 from launcher.control import Asked, ControlFiles
+from launcher.guards.guard import Alarm, Guard
 from launcher.progress import Progress, StepReport
 from launcher.stop import Agreement, Edge, StopRequest
 from launcher.watchdog import Watchdog
+
+GUARD = "guard"
+"""Key of the client state: what the guard remembers."""
 
 
 class Checkpoints(Protocol):
@@ -53,35 +59,6 @@ class Position:
     sample_offset: int
 
 
-class Cadence:
-    """When a save is due. The clock is asked on rank 0 only; its answer is agreed by all."""
-
-    def __init__(
-        self,
-        *,
-        every_steps: int | None,
-        every_minutes: float | None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._every_steps = every_steps
-        self._every_seconds = None if every_minutes is None else every_minutes * 60
-        self._clock = clock
-        self._last_save_at = clock()
-
-    def clock_says_save(self) -> bool:
-        if self._every_seconds is None:
-            return False
-        return self._clock() - self._last_save_at >= self._every_seconds
-
-    def is_due(self, step: int, clock_said_save: bool) -> bool:
-        by_count = self._every_steps is not None and step % self._every_steps == 0
-        return by_count or clock_said_save
-
-    def begin_again(self) -> None:
-        """Count the minutes from now; call it after a save, whether it succeeded or not."""
-        self._last_save_at = self._clock()
-
-
 @dataclass(frozen=True)
 class LoopSettings:
     """What the loop needs of the settings."""
@@ -101,6 +78,7 @@ class StepLoop:
             `control` is None on the others.
         stop_reasons: asked at each step edge, on rank 0 only; each returns why to stop, or None.
         stream_state: from a sample offset to what a checkpoint says about the stream.
+        guard: judges each step; what it remembers goes into every checkpoint, under `GUARD`.
         client_state: what every checkpoint holds besides.
     """
 
@@ -116,6 +94,7 @@ class StepLoop:
         agreement: Agreement,
         stop: StopRequest,
         stop_reasons: Sequence[Callable[[], str | None]],
+        guard: Guard,
         watchdog: Watchdog,
         progress: Progress,
         position: Position,
@@ -131,6 +110,7 @@ class StepLoop:
         self._agreement = agreement
         self._stop = stop
         self._stop_reasons = stop_reasons
+        self._guard = guard
         self._watchdog = watchdog
         self._progress = progress
         self._stream_state = stream_state
@@ -139,18 +119,24 @@ class StepLoop:
         self._loss = math.nan
         self.position = position
         self.stopped_by_file = False
+        self.alarm: Alarm | None = None
+        """What ended the loop, if that was an alarm. Equal on all ranks."""
 
     def run(self) -> bool:
         """Train until the last step or an agreed stop, and stage a save of where it ended.
 
+        An alarm ends it, too, at any step: nothing is saved then.
+
         Returns:
-            True if the run is complete, False if it was asked to stop. Equal on all ranks.
+            True if the run is complete, False if it is not. Equal on all ranks.
         """
         begin = self.position.step
         stopping = self._agreed_to_stop_before_first_step()
         while not stopping and self.position.step < self._settings.steps:
             with self._watchdog.phase("step"):
                 edge = self._step()
+            if self.alarm is not None:
+                return False
             stopping, self.stopped_by_file = edge.stop, edge.stop_file
             if self._cadence.is_due(self.position.step, edge.save):
                 self._save()
@@ -214,7 +200,7 @@ class StepLoop:
                 position.step,
                 sample_offset=position.sample_offset,
                 stream=self._stream_state(position.sample_offset),
-                client_state=self._client_state,
+                client_state={**self._client_state, GUARD: self._guard.state()},
                 metrics={"loss": self._loss},
                 when_busy=when_busy,
             )
@@ -233,3 +219,4 @@ class StepLoop:
             step_seconds=seconds,
         )
         self._progress.step(report, self._checkpoints.last_committed_step)
+        self.alarm = self._guard.look(report.step, report.loss, report.grad_norm)

@@ -32,6 +32,8 @@ _LOUD_EVENTS = {
     "low_space",
     "stray",
     "data_changed",
+    "alarm",
+    "rolled_back",
 }
 
 _LAST_WORDS = ("committed", "abandoned", "failed", "fenced")

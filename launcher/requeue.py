@@ -102,6 +102,7 @@ class AttemptLog:
     def __init__(self, lines: JsonLines, process: RankProcess) -> None:
         self._lines = lines if process.topology.rank == 0 else None
         self._process = process
+        self._overrides: Sequence[str] = ()
         self._start_id = secrets.token_hex(4)
         self._began = time.monotonic()
         self._attempt: int | None = None
@@ -109,8 +110,14 @@ class AttemptLog:
         self.step: int | None = None
         """The newest finished step, known from `start` on."""
 
+    @property
+    def seconds(self) -> float:
+        """How long the attempt has lasted."""
+        return time.monotonic() - self._began
+
     def bring_up(self, overrides: Sequence[str]) -> None:
         """Say that an attempt begins, before anything that could kill it."""
+        self._overrides = overrides
         topology, environ = self._process.topology, self._process.environ
         self._write(
             "bring_up",
@@ -139,8 +146,15 @@ class AttemptLog:
             step=self.step,
             exit_code=exit_code,
             cause=cause,
-            seconds=round(time.monotonic() - self._began, 3),
+            seconds=round(self.seconds, 3),
         )
+
+    def go_back(self, cause: str) -> None:
+        """End this attempt as one to be gone on from, and begin the next in the same process."""
+        self.end(SAVED, cause=cause)
+        self._start_id, self._began = secrets.token_hex(4), time.monotonic()
+        self._attempt = self._from_step = self.step = None
+        self.bring_up(self._overrides)
 
     def resume_mode(self, wanted: str) -> str:
         """Return `auto` where an attempt of the same launch has begun, and else what is wanted.

@@ -1,7 +1,8 @@
 """The files of a run directory that people and scripts read; rank 0 writes them.
 
-Owns config.yaml, attempts.jsonl, metrics.jsonl, events.jsonl and the place of the ranks' logs.
-Nothing is ever written over: lines are appended, and the first attempt's configuration is kept.
+Owns config.yaml, attempts.jsonl, metrics.jsonl, events.jsonl, rollbacks.jsonl (of
+`launcher.guards`) and the place of the ranks' logs. Nothing is ever written over: lines are
+appended, and the first attempt's configuration is kept.
 """
 
 import errno
@@ -11,6 +12,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from engine.protocol.files import fsync_directory
 
 logger = logging.getLogger(__name__)
 
@@ -24,32 +27,33 @@ class JsonLines:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         self._descriptor: int | None = None
         self._torn = False
         self.lost = 0
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one line. Never raises for the disk's sake."""
-        line = json.dumps(record) + "\n"
         try:
-            if self._descriptor is None:
-                self._descriptor = self._open()
-            # A line that was cut short is ended first, so as not to spoil this one.
-            data = (("\n" if self._torn else "") + line).encode()
-            written = os.write(self._descriptor, data)
-            self._torn = written < len(data)
-            if self._torn:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._write(record)
         except OSError as error:
             self.lost += 1
             if self.lost == 1:
-                logger.error("cannot write %s: %s; its records are lost", self._path, error)
+                logger.error("cannot write %s: %s; its records are lost", self.path, error)
+
+    def append_durably(self, record: Mapping[str, Any]) -> None:
+        """Write one line, and return when it would outlive a loss of power.
+
+        Raises:
+            OSError: the disk fails; whether the line is there is not known.
+        """
+        os.fsync(self._write(record))
+        fsync_directory(str(self.path.parent))
 
     def read(self) -> list[dict[str, Any]]:
         """Return the whole records; a line that a killed attempt left unfinished is passed over."""
         try:
-            text = self._path.read_text(encoding="utf-8")
+            text = self.path.read_text(encoding="utf-8")
         except FileNotFoundError:
             return []
         records = []
@@ -65,10 +69,23 @@ class JsonLines:
             os.close(self._descriptor)
             self._descriptor = None
 
+    def _write(self, record: Mapping[str, Any]) -> int:
+        """Write one line and return the descriptor. Raises OSError."""
+        line = json.dumps(record) + "\n"
+        if self._descriptor is None:
+            self._descriptor = self._open()
+        # A line that was cut short is ended first, so as not to spoil this one.
+        data = (("\n" if self._torn else "") + line).encode()
+        written = os.write(self._descriptor, data)
+        self._torn = written < len(data)
+        if self._torn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._descriptor
+
     def _open(self) -> int:
         """Open for appending; find out whether the last line was left unfinished."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
         size = os.fstat(descriptor).st_size
         self._torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
         return descriptor
@@ -82,6 +99,7 @@ class RunDirectory:
         self.attempts = JsonLines(self.path / "attempts.jsonl")
         self.metrics = JsonLines(self.path / "metrics.jsonl")
         self.events = JsonLines(self.path / "events.jsonl")
+        self.rollbacks = JsonLines(self.path / "rollbacks.jsonl")
 
     def keep_first_configuration(self, settings: Mapping[str, Any]) -> None:
         """Write config.yaml unless it is there."""
@@ -120,5 +138,5 @@ class RunDirectory:
         return self.path / "logs" / f"attempt_{attempt:04d}"
 
     def close(self) -> None:
-        for lines in (self.attempts, self.metrics, self.events):
+        for lines in (self.attempts, self.metrics, self.events, self.rollbacks):
             lines.close()

@@ -1,5 +1,8 @@
 """What a rank does between meeting the others and parting from them: build, resume, train, close.
 
+An alarm of the guards may have the ranks go back: they close the attempt, and begin another from an
+older checkpoint, with the model that they have (`launcher.guards`).
+
 Everything here is collective: all ranks call it, in the same order. Errors that come from the
 settings, the data or the checkpoint directory are settled among the ranks first and raised on all.
 """
@@ -7,7 +10,7 @@ settings, the data or the checkpoint directory are settled among the ranks first
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,17 +21,27 @@ from engine.exchange import companions
 from engine.format.errors import FormatError
 from engine.format.manifest import Manifest
 from engine.stream import Stream, StreamLoader
-from launcher import builders, logs, process_group, requeue, same_run
+from launcher import builders, interval, logs, process_group, requeue, same_run
+from launcher.cadence import Cadence, Planner
 from launcher.config import Settings
 from launcher.control import ControlFiles, refuse_leftover_stop
 from launcher.council import Council
-from launcher.errors import ConfigError, LauncherError, NoProgressError, SaveError
-from launcher.loop import Cadence, LoopSettings, Position, StepLoop
+from launcher.errors import (
+    ConfigError,
+    GoingBackError,
+    LauncherError,
+    NoProgressError,
+    SaveError,
+)
+from launcher.guards import response, rollback
+from launcher.guards.guard import Alarm, Guard
+from launcher.loop import GUARD, LoopSettings, Position, StepLoop
 from launcher.progress import Progress
 from launcher.rank import RankProcess
 from launcher.requeue import AttemptLog
 from launcher.run_directory import RunDirectory
 from launcher.schema import differences
+from launcher.seeing import records, timeline
 from launcher.slurm_job import SlurmJob, TimeLimit
 from launcher.starter_link import RankSide
 from launcher.stop import Agreement
@@ -41,14 +54,16 @@ _INITIALIZED_FROM = "initialized_from"
 
 
 class Session:
-    """One attempt of a run, on one rank. Call `train` once.
+    """One start of a run, on one rank: an attempt, and one more for every rollback.
+
+    Call `train` once.
 
     Args:
         settings: equal on all ranks.
         process: this rank.
         council: where the ranks settle errors.
         directory: the run's; only rank 0 writes records to it.
-        attempts: this attempt's log.
+        attempts: the log of its attempts.
         fail: ends this process with a text, from any thread: what the watchdog does.
         link: where a starter of ours on another host leaves its word.
     """
@@ -78,11 +93,15 @@ class Session:
         self._changed: list[str] = []  # settings, since the checkpoint or the attempt before
         self._accepted: list[Any] = []  # what data.accept_changed accepted; rank 0 knows
         self._client_state: dict[str, Any] = {}
+        self._rollbacks = rollback.Rollbacks(directory.rollbacks)
+        self._left_out: list[rollback.Range] = []  # by rollbacks
+        self._went_back = 0
         self._progress = Progress(
             directory if process.topology.rank == 0 else None,
             total_steps=settings.train.steps,
             tokens_per_step=settings.batch.global_size * settings.data.seq_len,
         )
+        self._planner = self._plan() if process.topology.rank == 0 else None
 
     def train(self) -> tuple[int, str]:
         """Train until the run is complete or all agreed to stop.
@@ -93,25 +112,38 @@ class Session:
         Raises:
             ConfigError, NoProgressError: on all ranks; nothing was trained.
             SaveError: the save that the run had to end with was not committed.
+            GoingBackError: a rollback is on record, and could not be followed here.
         """
-        settings = self._settings
         self._settled("control", lambda: refuse_leftover_stop(self._directory.path))
         self._watchdog.watch()
         with self._watchdog.phase("start"):
             process_group.join(self._topology, self._council)
-            ds_engine, stream = self._build()
-        with self._watchdog.phase("resume"), _refusals_as_config_errors():
+            stream = self._build_stream()
+            ds_engine = self._build()
+        while (outcome := self._attempt(ds_engine, stream)) is None:
+            self._went_back += 1
+            with self._watchdog.phase("start"):
+                stream = self._build_stream()
+        self._part()
+        return outcome
+
+    def _attempt(self, ds_engine: Any, stream: Stream) -> tuple[int, str] | None:
+        """Resume and train; see `train`. None if an alarm has the run go back."""
+        settings = self._settings
+        refusals = GoingBackError if self._went_back else ConfigError
+        with self._watchdog.phase("resume"), _refusals_as(refusals):
             record = getattr(ds_engine.module, companions.RECORD, None)
             excludes_frozen = settings.checkpoint.exclude_frozen
-            if excludes_frozen:  # no checkpoint has the base, so every start reads it
-                self._take_weights(ds_engine)
+            if excludes_frozen and not self._went_back:
+                self._take_weights(ds_engine)  # no checkpoint has the base: every start reads it
             checkpointer = self._attach(ds_engine, stream, record)
             resumed = checkpointer.resume(
-                self._attempts.resume_mode(settings.resume),
+                "must" if self._went_back else self._attempts.resume_mode(settings.resume),
                 accept=lambda manifest: self._accept(manifest, stream, record),
+                why_not=lambda manifest: rollback.why_spoilt(manifest, self._left_out),
             )
             if resumed is not None:
-                self._client_state = resumed.client_state
+                self._client_state = dict(resumed.client_state)
             elif not excludes_frozen:
                 self._take_weights(ds_engine)
         steps = builders.steps_of(settings, stream)
@@ -123,24 +155,50 @@ class Session:
                 f"run {settings.run.name} is complete: its checkpoint is at step {position.step} "
                 f"of {steps}. Raise {more} to train on."
             )
-            outcome = requeue.DONE, "already complete"
-        else:
-            outcome = self._run_loop(ds_engine, checkpointer, stream, position, steps)
-        self._part()
-        return outcome
+            return requeue.DONE, "already complete"
+        return self._run_loop(ds_engine, checkpointer, stream, position, steps)
 
-    def _build(self) -> tuple[Any, Stream]:
+    def _build_stream(self) -> Stream:
+        """Return the stream without what rollbacks have left out; rank 0 tells all ranks."""
+
+        def read() -> list[rollback.Range]:
+            return self._rollbacks.ranges() if self._topology.rank == 0 else []
+
+        found = self._settled("rollbacks", read)
+        told = self._council.ask_rank_0(self._phase("left out"), lambda: json.dumps(found))
+        self._left_out = [(first, end) for first, end in json.loads(told)]
+        data = self._settings.data
+        skip = tuple(dict.fromkeys([*data.skip, *self._left_out]))
+        self._settings = replace(self._settings, data=replace(data, skip=skip))
+        return self._settled("data", lambda: builders.build_stream(self._settings))
+
+    def _plan(self) -> Planner | None:
+        """Plan saves where `checkpoint.auto` is set. Rank 0 only."""
+        auto = self._settings.checkpoint.auto
+        if auto is None:
+            return None
+        if auto.mtbf_hours is not None:
+            return Planner(auto.mtbf_hours * 3600, self._progress.say)
+        attempts = timeline.attempts_of(records.read(self._directory.path))
+        return Planner(interval.estimated_mtbf_seconds(attempts), self._progress.say)
+
+    def _event(self, event: dict[str, Any]) -> None:
+        """Take what the engine tells of saves."""
+        self._progress.event(event)
+        if self._planner is not None:
+            self._planner.observe(event)
+
+    def _build(self) -> Any:
         settings, topology = self._settings, self._topology
         config = self._settled(
             "deepspeed", lambda: builders.deepspeed_config(settings, topology.world_size)
         )
-        stream = self._settled("data", lambda: builders.build_stream(settings))
         self._settled("model", lambda: builders.check_model(settings))
         model = builders.build_model(settings, config)
-        self._settled("model", lambda: builders.check_parameters(model))
+        self._settled("parameters", lambda: builders.check_parameters(model))
         ds_engine = builders.build_engine(model, settings, config)
         builders.seed_generators(settings.seed, topology.rank)
-        return ds_engine, stream
+        return ds_engine
 
     def _take_weights(self, ds_engine: Any) -> None:
         """Read `model.init_from`; every checkpoint says what it was."""
@@ -172,16 +230,22 @@ class Session:
                 base_name=self._settings.init_from or self._settings.model["_target_"],
                 paranoid=checkpoint.paranoid,
             ),
-            on_event=self._progress.event,
+            on_event=self._event,
             keeper_fd=self._process.keeper_fd,
             fingerprint=same_run.identity(self._settings, stream, record),
         )
         self._progress.attempt = checkpointer.attempt
-        logs.add_file(self._directory.log_file(checkpointer.attempt, self._topology.rank))
+        logs.write_to(self._directory.log_file(checkpointer.attempt, self._topology.rank))
         return checkpointer
 
     def _accept(self, manifest: Manifest, stream: Stream, record: dict[str, Any] | None) -> None:
         """Refuse another run's checkpoint. The engine asks on rank 0 and tells all ranks."""
+        spoilt = rollback.why_spoilt(manifest, self._left_out)
+        if spoilt and not self._settings.data.accept_changed:
+            raise engine.ResumeError(
+                f"checkpoint {manifest.tag}: {spoilt}. To go on from it all the same, take the "
+                f"line of that rollback out of {self._rollbacks.path}."
+            )
         try:
             findings = same_run.check(manifest, self._settings, stream, record)
         except ConfigError as error:
@@ -236,7 +300,7 @@ class Session:
         stream: Stream,
         position: Position,
         steps: int,
-    ) -> tuple[int, str]:
+    ) -> tuple[int, str] | None:
         settings, topology = self._settings, self._topology
         loader = StreamLoader(
             stream,
@@ -261,11 +325,18 @@ class Session:
             cadence=Cadence(
                 every_steps=settings.checkpoint.every_steps,
                 every_minutes=settings.checkpoint.every_minutes,
+                planner=self._planner,
             ),
             control=self._control,
             agreement=Agreement(distributed.new_group(backend="gloo"), topology.world_size),
             stop=self._process.stop,
             stop_reasons=self._stop_reasons,
+            guard=Guard(
+                settings.guard,
+                scales_loss=bool(ds_engine.fp16_enabled()),
+                state=self._client_state.pop(GUARD, None),
+                tell=self._progress.event,
+            ),
             watchdog=self._watchdog,
             progress=self._progress,
             position=position,
@@ -275,6 +346,8 @@ class Session:
             },
             client_state=self._client_state,
         )
+        if self._planner is not None and not self._went_back:
+            self._planner.restarted(self._attempts.seconds)
         try:
             self._progress.begin(position.step)
             complete = loop.run()
@@ -283,7 +356,39 @@ class Session:
         finally:
             self._attempts.step = loop.position.step
             loader.close()
+        if loop.alarm is not None:
+            return self._act_upon(loop.alarm, checkpointer, loop.position, stream)
         return self._close(checkpointer, loop, complete, moved=loop.position != position)
+
+    def _act_upon(
+        self, alarm: Alarm, checkpointer: engine.Checkpointer, position: Position, stream: Stream
+    ) -> tuple[int, str] | None:
+        """Close the attempt; go back, which is None, or stop."""
+        settings = self._settings
+        with self._watchdog.phase("save"):
+            self._close_checkpointer(checkpointer)
+            self._progress.close()
+            skip = rollback.window(
+                settings.guard,
+                stream.order.skips,
+                sample_offset=position.sample_offset,
+                global_batch_size=settings.batch.global_size,
+            )
+            answer = response.Response(settings, self._rollbacks, self._progress)
+            done = self._council.ask_rank_0(
+                self._phase("alarm"), lambda: answer.to(alarm, checkpointer.attempt, skip)
+            )
+        if done == response.BACK:
+            self._attempts.go_back(f"goes back: {alarm.words}")
+            return None
+        return requeue.NO_PROGRESS, alarm.words
+
+    def _close_checkpointer(self, checkpointer: engine.Checkpointer) -> bool:
+        """Wait for the last save; tell whether it is committed."""
+        try:
+            return checkpointer.close(wait_for_commit=True)
+        except engine.CheckpointError as error:
+            raise SaveError(str(error)) from error
 
     def _close(
         self, checkpointer: engine.Checkpointer, loop: StepLoop, complete: bool, *, moved: bool
@@ -295,11 +400,8 @@ class Session:
             if loop.stopped_by_file:
                 cause = "the STOP file"
             self._progress.event({"event": "stopped", "step": step, "reason": cause})
-        try:
-            with self._watchdog.phase("save"):
-                committed = checkpointer.close(wait_for_commit=True)
-        except engine.CheckpointError as error:
-            raise SaveError(str(error)) from error
+        with self._watchdog.phase("save"):
+            committed = self._close_checkpointer(checkpointer)
         self._progress.close()
         if moved and not (committed and loop.has_staged_its_position):
             raise SaveError(
@@ -358,12 +460,16 @@ class Session:
             result.append(action())
         except kind as error:
             message = str(error)
-        self._council.settle(phase, message, kind)
+        self._council.settle(self._phase(phase), message, kind)
         return result[0]
+
+    def _phase(self, name: str) -> str:
+        """Return the name of a phase of this attempt, for the council, which wants each once."""
+        return f"{name}/{self._went_back}"
 
 
 @contextmanager
-def _refusals_as_config_errors() -> Iterator[None]:
+def _refusals_as(kind: type[LauncherError]) -> Iterator[None]:
     """What the engine refuses at start is about the directory, the model or the data."""
     try:
         yield
@@ -375,6 +481,6 @@ def _refusals_as_config_errors() -> Iterator[None]:
         engine.UnsuitableDirectoryError,
         FormatError,
     ) as error:
-        refusal = ConfigError(str(error))
+        refusal = kind(str(error))
         refusal.settled = True  # the engine raises on every rank alike
         raise refusal from error

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from launcher.builders import learning_rate_factor
+from launcher.cadence import Cadence
 from launcher.config import ScheduleSettings
 from launcher.control import Asked
-from launcher.loop import Cadence, LoopSettings, Position, StepLoop
+from launcher.loop import LoopSettings, Position, StepLoop
 from launcher.stop import Edge
 
 
@@ -146,6 +147,7 @@ def _loop(
         control=control,
         stop=mock.MagicMock(requested=False),
         stop_reasons=[],
+        guard=mock.MagicMock(**{"look.return_value": None, "state.return_value": {}}),
         watchdog=mock.MagicMock(),
         progress=mock.MagicMock(),
         position=Position(0, 0),
