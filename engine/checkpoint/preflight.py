@@ -40,9 +40,9 @@ def check(session: Session, shard_bytes: int, options: CheckpointOptions) -> Non
     try:
         _make_room(session, IMAGES * sum(local))
         reasons = [_lack_of_memory(local)]
-        if session.local is not None:
-            is_first = _this_host() not in [host for host, _ in rows[: session.rank]]
-            reasons.append(_lack_of_local_space(session, session.local.root, local, is_first))
+        is_first_here = _this_host() not in [host for host, _ in rows[: session.rank]]
+        if session.local is not None and is_first_here:
+            _look_at_local_space(session, session.local.root, local)
         if session.rank == 0:
             total = sum(size for _, size in rows)
             reasons.append(_lack_of_space(session, total, options.keep_last))
@@ -111,30 +111,19 @@ def _lack_of_space(session: Session, checkpoint_bytes: int, keep_last: int) -> s
     return ""
 
 
-def _lack_of_local_space(session: Session, folder: str, shards: list[int], is_first: bool) -> str:
-    """Return why this node's own disk is too small; emit an event, on the node's first rank, where
-    it is only smaller than wanted.
+def _look_at_local_space(session: Session, folder: str, shards: list[int]) -> None:
+    """Emit an event where this node's own disk is smaller than wanted. No reason to stop: what has
+    no room there goes straight to the shared directory.
     """
     status = os.statvfs(folder)
-    if status.f_blocks == 0:
-        return ""
-    free = status.f_bavail * status.f_frsize
-    save, wanted = sum(shards), (BACKLOG + 1) * sum(shards)
-    numbers = (
-        f"a save of the {len(shards)} ranks of host {Place.here().host} has {save} bytes, and "
-        f"{free} bytes are free in {folder}"
-    )
-    if free < save:
-        return (
-            f"checkpoint.local_dir has no room for one save: {numbers}. Make room, set it to a "
-            "larger disk, or to null"
-        )
-    if free < wanted and is_first:
+    free, wanted = status.f_bavail * status.f_frsize, (BACKLOG + 1) * sum(shards)
+    if status.f_blocks and free < wanted:
         session.emit(
             "low_space",
             free_bytes=free,
             needed_bytes=wanted,
-            reason=f"{numbers}; {BACKLOG + 1} saves, which may wait there for checkpoint.dir, need "
-            f"{wanted}. What has no room goes straight to checkpoint.dir",
+            reason=f"{BACKLOG + 1} saves, which may wait in checkpoint.local_dir for "
+            f"checkpoint.dir, have {wanted} bytes on host {Place.here().host}, and {free} bytes "
+            f"are free in {folder}. Saves that have no room there go straight to checkpoint.dir. "
+            "Make room, or set checkpoint.local_dir to a larger disk",
         )
-    return ""

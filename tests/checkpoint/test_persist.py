@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from engine.checkpoint import persist as module
-from engine.checkpoint.persist import ALIGNMENT_BYTES, RateLimit, persist
+from engine.checkpoint.persist import ALIGNMENT_BYTES, RateLimit, copy, persist
 from engine.format.digest import digest_bytes
+from engine.format.errors import DamagedError
 
 _PAGE = ALIGNMENT_BYTES
 _SMALL_WINDOW = 8 * _PAGE
@@ -59,6 +60,31 @@ def test_the_file_holds_the_first_bytes_of_the_image(image: int, tmp_path: Path,
         digest_bytes(data),
         digest_bytes(data[:_PAGE]),
     )
+
+
+@pytest.mark.parametrize("size", [1, _PAGE, _SMALL_WINDOW, 2 * _SMALL_WINDOW + 7])
+def test_a_file_is_copied_as_an_image_is_persisted(
+    data: bytes, tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "local", tmp_path / "shard"
+    source.write_bytes(data[:size])
+    for refuse in (False, True):
+        if refuse:
+            _refuse_direct(monkeypatch)
+        written = copy(str(source), size, _PAGE, str(target), RateLimit(None))
+        assert target.read_bytes() == data[:size]
+        assert written.digest == digest_bytes(data[:size])
+        assert written.header_digest == digest_bytes(data[: min(size, _PAGE)])
+        target.unlink()
+
+
+def test_a_file_that_is_shorter_than_it_should_be_is_not_copied(
+    data: bytes, tmp_path: Path
+) -> None:
+    source = tmp_path / "local"
+    source.write_bytes(data[: _SMALL_WINDOW + _PAGE])
+    with pytest.raises(DamagedError, match=f"ends at byte {_SMALL_WINDOW + _PAGE}"):
+        copy(str(source), len(data), _PAGE, str(tmp_path / "shard"), RateLimit(None))
 
 
 def test_an_existing_file_is_not_overwritten(image: int, data: bytes, tmp_path: Path) -> None:

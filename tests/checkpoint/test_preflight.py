@@ -14,10 +14,12 @@ import pytest
 from engine.checkpoint import memory, old_writers, preflight
 from engine.checkpoint.collective import Severity, Verdict
 from engine.checkpoint.errors import CheckpointError
+from engine.checkpoint.handover import BACKLOG
 from engine.checkpoint.memory import Room
 from engine.checkpoint.options import CheckpointOptions
 from engine.checkpoint.session import Session
 from engine.protocol.layout import CheckpointDirectory
+from engine.protocol.local import LocalDisk
 
 _HERE = preflight._this_host()
 _ELSEWHERE = _HERE - 1
@@ -27,11 +29,12 @@ _BLOCK = 4096
 class _Agreement:
     """Rank 0's, of ranks whose answers are known: (host, shard bytes) by rank."""
 
-    def __init__(self, rows: list[list[int]]) -> None:
+    def __init__(self, rows: list[list[int]], rank: int) -> None:
         self._rows = rows
+        self._rank = rank
 
     def gather(self, numbers: list[int]) -> list[list[int]]:
-        assert numbers == self._rows[0]
+        assert numbers == self._rows[self._rank]
         return self._rows
 
     def reach(self, severity: Severity, reason: str) -> Verdict:
@@ -54,19 +57,23 @@ def host(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def _check(
-    root: Path, shards: list[tuple[int, int]], keep_last: int = 2
+    root: Path,
+    shards: list[tuple[int, int]],
+    keep_last: int = 2,
+    rank: int = 0,
+    local: LocalDisk | None = None,
 ) -> list[tuple[str, dict[str, Any]]]:
     events: list[tuple[str, dict[str, Any]]] = []
     session = SimpleNamespace(
-        agreement=_Agreement([list(row) for row in shards]),
-        rank=0,
+        agreement=_Agreement([list(row) for row in shards], rank),
+        rank=rank,
         attempt=1,
         directory=CheckpointDirectory(str(root)),
-        local=None,
+        local=local,
         emit=lambda event, **fields: events.append((event, fields)),
     )
     options = CheckpointOptions(keep_last=keep_last, commit_deadline_seconds=60)
-    preflight.check(cast(Session, session), shards[0][1], options)
+    preflight.check(cast(Session, session), shards[rank][1], options)
     return events
 
 
@@ -110,6 +117,25 @@ def test_the_disk_must_hold_two_checkpoints_and_should_hold_one_more_than_are_ke
         assert fields["needed_bytes"] == 10 * wanted * _BLOCK
         assert fields["free_bytes"] == host.free_blocks * _BLOCK
         assert f"checkpoint.keep_last={keep_last}" in fields["reason"]
+
+
+def test_a_nodes_own_disk_should_hold_the_saves_that_may_wait_there(
+    tmp_path: Path, host: SimpleNamespace
+) -> None:
+    """Said once for each node, and never a reason not to start."""
+    shards = [(_ELSEWHERE, 100 * _BLOCK), (_HERE, 7 * _BLOCK), (_HERE, 3 * _BLOCK)]
+    local = LocalDisk(str(tmp_path), 1, len(shards))
+    host.free_blocks = (BACKLOG + 1) * 10
+    assert _check(tmp_path, shards, rank=1, local=local) == []
+    host.free_blocks -= 1
+    assert _check(tmp_path, shards, rank=2, local=local) == []
+    ((event, fields),) = _check(tmp_path, shards, rank=1, local=local)
+    assert event == "low_space"
+    assert fields["needed_bytes"] == (BACKLOG + 1) * 10 * _BLOCK
+    assert fields["free_bytes"] == host.free_blocks * _BLOCK
+    assert "checkpoint.local_dir" in fields["reason"]
+    host.blocks = host.free_blocks = 0
+    assert _check(tmp_path, shards, rank=1, local=local) == []
 
 
 def test_a_disk_that_does_not_say_how_large_it_is_passes(
