@@ -138,6 +138,10 @@ class AutoSettings:
 @dataclass(frozen=True)
 class CheckpointSettings:
     dir: str
+    local_dir: str | None
+    """A directory on each node's own fast disk, where a save is written and committed first; from
+    there it goes on to `dir`. Absolute, and to be found again after a requeue. Null goes straight
+    to `dir`."""
     every_steps: int | None
     every_minutes: float | None
     """Counted from the last save of any cause."""
@@ -151,7 +155,7 @@ class CheckpointSettings:
     keep_best: KeepBestSettings | None
     """The best by a metric stay, until better ones come; null for none."""
     max_bytes_per_second: float | None
-    """Cap of what each rank writes to the disk; null leaves it free."""
+    """Cap of what each rank writes to `dir`; null leaves it free."""
     commit_deadline_seconds: float
     """A save whose shards are not all durable by then is abandoned."""
     lease_seconds: float
@@ -170,6 +174,11 @@ class CheckpointSettings:
     """Read every checkpoint back, and compare it with the state that was live at its step."""
 
     def __post_init__(self) -> None:
+        _require(
+            self.local_dir is None or Path(self.local_dir).is_absolute(),
+            f"checkpoint.local_dir={self.local_dir!r}: wanted an absolute path, the same on every "
+            "node, or null.",
+        )
         _require(
             any(one is not None for one in (self.every_steps, self.every_minutes, self.auto)),
             "checkpoint.every_steps and checkpoint.every_minutes are both null: set at least one, "

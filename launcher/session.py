@@ -217,6 +217,7 @@ class Session:
             ds_engine,
             checkpoint.dir,
             engine.CheckpointOptions(
+                local_dir=checkpoint.local_dir,
                 keep_last=checkpoint.keep_last,
                 keep_every_steps=checkpoint.keep_every_steps,
                 keep_best=None if best is None else engine.KeepBest(**asdict(best)),

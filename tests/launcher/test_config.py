@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher import train
-from launcher.config import Settings, missing_data_files
+from launcher.config import Settings
 from launcher.errors import ConfigError
 from launcher.schema import first_difference
 
@@ -69,21 +69,6 @@ def test_any_key_that_deepspeed_knows_passes() -> None:
     assert settings.deepspeed["wall_clock_breakdown"] is True
 
 
-@pytest.mark.parametrize("chdir", ["true", "false"])
-def test_a_relative_data_path_is_relative_to_the_launch(
-    chdir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = "data.components.tokens.path=corpus/tokens.bin"
-    settings = compose("data=tokens", path, f"hydra.job.chdir={chdir}")
-    wanted = str(tmp_path / "corpus" / "tokens.bin")
-    assert settings.data.components["tokens"]["path"] == wanted
-    assert missing_data_files(settings) == [
-        f"data.components.tokens.path={wanted}: there is no such file."
-    ]
-    assert list(tmp_path.iterdir()) == []  # composing leaves nothing behind
-
-
 def test_a_run_directory_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     assert compose('run.dir="~/runs/a"').run.dir == "/home/me/runs/a"
@@ -123,6 +108,7 @@ def test_a_run_directory_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) 
             ["checkpoint.writer_silence_seconds=0", "above 0"],
         ),
         (["checkpoint.commit_deadline_seconds=-1"], ["commit_deadline_seconds=-1", "above 0"]),
+        (["checkpoint.local_dir=scratch"], ["checkpoint.local_dir='scratch'", "absolute path"]),
         (["checkpoint.max_failures=0"], ["checkpoint.max_failures=0", "1 or more"]),
         (["checkpoint.when_busy=never"], ["checkpoint.when_busy='never'", "wait or skip"]),
         (["checkpoint.keep_best={metric: loss}"], ["checkpoint.keep_best.mode is not set"]),
