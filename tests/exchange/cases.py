@@ -143,7 +143,7 @@ def out_and_in(directory: str, document: Mapping[str, Any]) -> dict[str, Any]:
         "logits": [logits, _judged(second)[0], _judged(third)[0]],
         "loss": loss,
         "masters": [_masters(first), _masters(third)],
-        "files": sorted(os.listdir(out)),
+        "out": out,
     }
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +16,8 @@ from engine.protocol.layout import CheckpointDirectory
 from launcher.gpt import GPT
 from tests import tiny_run
 from tests.exchange import stored
+from tests.exchange.still import train
 
-# So small a rate leaves every fp32 weight as it is, in all its bits.
-STILL = ("experiment=tiny", "optimizer.lr=1e-30", "checkpoint.every_steps=1", "launch.ranks=2")
 SIZES = {"vocab_size": 257, "seq_len": 32, "layers": 2, "heads": 2, "width": 32}
 
 
@@ -36,18 +32,6 @@ def _weights(directory: Path, **sizes: int) -> dict[str, torch.Tensor]:
     return weights
 
 
-def _train(run: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "launcher", *STILL, f"run.dir={run}", *overrides],
-        env=os.environ | tiny_run.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-
-
 def _client_state(run: Path, tag: str) -> dict[str, Any]:
     manifest = inspect.load(CheckpointDirectory(str(run / "checkpoints")).tag(tag))
     state: dict[str, Any] = tree.decode(manifest.state)["client_state"]
@@ -57,7 +41,7 @@ def _client_state(run: Path, tag: str) -> dict[str, Any]:
 def test_a_run_begins_from_a_directory_and_goes_on_without_it(tmp_path: Path) -> None:
     source, run = tmp_path / "model", tmp_path / "run"
     weights = _weights(source)
-    begun = _train(run, f"model.init_from={source}", "train.steps=1")
+    begun = train(run, f"model.init_from={source}", "train.steps=1")
     assert begun.returncode == 0, begun.stderr
     assert main(["export", str(run), "--out", str(tmp_path / "out"), "--dtype", "fp32"]) == 0
     stored.assert_equal(stored.exported(tmp_path / "out"), weights)
@@ -68,7 +52,7 @@ def test_a_run_begins_from_a_directory_and_goes_on_without_it(tmp_path: Path) ->
     assert origin["initialized_from"]["directory"] == str(source)
     assert set(origin["initialized_from"]["files"]) == {"model.safetensors"}
     shutil.rmtree(source)
-    resumed = _train(run, f"model.init_from={source}", "train.steps=2")
+    resumed = train(run, f"model.init_from={source}", "train.steps=2")
     assert resumed.returncode == 0, resumed.stderr
     assert "resumes at step 1" in resumed.stderr
     assert _client_state(run, "global_step2") == origin
@@ -78,7 +62,7 @@ def test_a_run_begins_from_a_directory_and_goes_on_without_it(tmp_path: Path) ->
 def test_another_models_weights_end_it_before_the_first_step(tmp_path: Path) -> None:
     source, run = tmp_path / "model", tmp_path / "run"
     _weights(source, width=16)
-    done = _train(run, f"model.init_from={source}")
+    done = train(run, f"model.init_from={source}")
     assert done.returncode == 78
     assert f"{source}: holds the weights of another model:\n" in done.stderr
     assert "token_embedding.weight: [257, 16] in the files, [257, 32] in the model" in done.stderr
@@ -87,7 +71,7 @@ def test_another_models_weights_end_it_before_the_first_step(tmp_path: Path) -> 
 
 
 def test_a_directory_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
-    done = _train(tmp_path / "run", f"model.init_from={tmp_path}/absent")
+    done = train(tmp_path / "run", f"model.init_from={tmp_path}/absent")
     assert done.returncode == 78
     wanted = f"model.init_from={tmp_path}/absent: there is no such file or directory."
     assert wanted in done.stderr
