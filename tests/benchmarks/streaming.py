@@ -1,6 +1,6 @@
 """What going to an offset, the order's memory, and reading cost, next to other loaders.
 
-    python -m tests.benchmarks.streaming [--samples 10000] [--rounds 5] [--json FILE]
+    python -m tests.benchmarks.streaming [--seconds 1] [--rounds 5] [--json FILE]
 
 Peers that are not installed are said to be missing: torchdata, accelerate, grain, and streaming (of
 mosaicml-streaming, which reads the same windows from shards of its own). Loaders take turns in one
@@ -214,17 +214,18 @@ SEEKERS = {
 }
 
 
-def samples_per_second(batches: Iterator[Any], samples: int) -> float:
-    """Read on from where the workers are busy; the batches that start them do not count."""
-    for _ in range(2 * BATCH):
+def samples_per_second(batches: Iterator[Any], seconds: float) -> float:
+    """Read on for so long from where the workers are busy; what starts them does not count."""
+    for _ in range(4 * BATCH):
         next(batches)
-    started = time.perf_counter()
-    for _ in range(samples // BATCH):
+    count, started = 0, time.perf_counter()
+    while (took := time.perf_counter() - started) < seconds:
         next(batches)
-    return samples / (time.perf_counter() - started)
+        count += BATCH
+    return count / took
 
 
-def measure_reader(reader: str, path: Path, samples: int) -> dict[int, float]:
+def measure_reader(reader: str, path: Path, seconds: float) -> dict[int, float]:
     """Return a reader's samples per second by the number of workers."""
     warnings.simplefilter("ignore")  # of torch, about more workers than cores
     logging.disable(logging.WARNING)
@@ -232,14 +233,14 @@ def measure_reader(reader: str, path: Path, samples: int) -> dict[int, float]:
     rates = {}
     for workers in WORKERS:
         batches = READERS[reader][0](path, workers)
-        rates[workers] = samples_per_second(batches, samples)
+        rates[workers] = samples_per_second(batches, seconds)
         if isinstance(batches, StreamLoader):
             batches.close()
         del batches
     return rates
 
 
-def measure_reading(samples: int, rounds: int) -> dict[str, list[float]]:
+def measure_reading(seconds: float, rounds: int) -> dict[str, list[float]]:
     """Return samples per second by reader and workers, all in turn, `rounds` times.
 
     Each in a fresh process: some leave threads behind, which the next one would pay for.
@@ -252,7 +253,7 @@ def measure_reading(samples: int, rounds: int) -> dict[str, list[float]]:
         for _ in range(rounds):
             for reader in readers:
                 with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-                    rates = process.submit(measure_reader, reader, path, samples).result()
+                    rates = process.submit(measure_reader, reader, path, seconds).result()
                 for workers, rate in rates.items():
                     results.setdefault(f"{reader}, {workers} workers", []).append(rate)
     return results
@@ -265,7 +266,7 @@ def installed(package: str) -> bool:
 def main() -> None:
     """Measure, print tables, and write JSON if asked."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--samples", type=int, default=10_000, help="read in each round")
+    parser.add_argument("--seconds", type=float, default=1.0, help="each reader's, in each round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -294,7 +295,7 @@ def main() -> None:
             print(f"  {length:8.0e} samples  {name:32} {seconds:9.4f} s")
 
     print(f"\nreading windows of {SEQ_LEN} tokens, {options.rounds} rounds in turn")
-    found["samples_per_second"] = measure_reading(options.samples, options.rounds)
+    found["samples_per_second"] = measure_reading(options.seconds, options.rounds)
     by_workers = sorted(found["samples_per_second"].items(), key=lambda row: row[0].split(",")[-1])
     for name, rates in by_workers:
         middle, spread = statistics.median(rates), f"{min(rates):,.0f} to {max(rates):,.0f}"
