@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _ls(options: argparse.Namespace) -> int:
     place = inspect.locate(options.dir)
-    listed = inspect.listing(place, strays=False)
+    listed = inspect.listing(place, strays=False) + inspect.only_local(place)
     now = datetime.datetime.now(datetime.timezone.utc)
     print(*describe.table(listed, now), sep="\n")
     if options.strays:

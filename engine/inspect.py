@@ -46,7 +46,8 @@ class Listed:
     name      of its directory
     path      of its directory
     manifest  None where it is not readable
-    state     for people: ``committed``, ``committed, latest``, ``stray``, ``damaged``
+    state     for people: ``committed``, ``committed, latest``, ``on the nodes' disks``, ``stray``,
+              ``damaged``
     error     why the manifest is not readable, or None
     """
 
@@ -95,6 +96,19 @@ def listing(place: Place, *, strays: bool) -> list[Listed]:
         state = "stray" if strays else "committed, latest" if name == latest else "committed"
         with contextlib.suppress(GoneError):
             listed.append(_listed(name, path, state))
+    return listed
+
+
+def only_local(place: Place) -> list[Listed]:
+    """Return what is committed in the local tier, and not in the shared directory yet."""
+    directory, listed = place.directory, []
+    if place.tag is None:
+        tags = _tags(directory)
+        for name in _names_in(directory.local_saves):
+            if name.partition(".")[0] not in tags:
+                path = os.path.join(directory.local_saves, name)
+                with contextlib.suppress(GoneError):
+                    listed.append(_listed(name, path, "on the nodes' disks"))
     return listed
 
 

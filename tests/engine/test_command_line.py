@@ -97,6 +97,28 @@ def test_ls_lists_strays_apart(run_directory: Path, capsys: pytest.CaptureFixtur
     assert strays.splitlines()[2].endswith(" stray")
 
 
+def test_ls_shows_what_is_only_on_the_nodes_disks(
+    run_directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what is in both places once."""
+    local = run_directory / "checkpoints" / ".local"
+    for save_id in (
+        "a0007.s0013.global_step1000.5ca1ab1e",
+        "a0007.s0014.global_step1100.5ca1ab1e",
+    ):
+        kept = build.checkpoint(local, build.draft(2, save_id))
+        kept.rename(kept.with_name(f"{kept.name}.{save_id}"))
+    code, out, _ = output_of(capsys, "ls", run_directory)
+    assert code == 0
+    rows = [line.split() for line in out.splitlines()[1:]]
+    assert [row[0] for row in rows] == [
+        "global_step400",
+        "global_step1000",
+        "global_step1100.a0007.s0014.global_step1100.5ca1ab1e",
+    ]
+    assert [row[-2:] for row in rows[1:]] == [["committed,", "latest"], ["nodes'", "disks"]]
+
+
 def test_ls_shows_a_damaged_manifest(
     run_directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
