@@ -14,6 +14,7 @@ test: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.saving --json build/saving.json
+	$(BIN)/python -m tests.benchmarks.resuming --json build/resuming.json
 	$(BIN)/python -m tests.benchmarks.streaming
 	$(BIN)/python -m tests.benchmarks.exporting --json build/exporting.json
 

@@ -138,7 +138,7 @@ class Checkpointer:
             return None
         if resumed.rng_is_own:
             rng.restore(resumed.rng)
-        else:
+        elif resumed.rng:
             rng.derive(resumed.rng, manifest.sample_offset, self._session.layout.rank)
         self._saved_step = manifest.step
         if resumed.is_local:

@@ -65,6 +65,7 @@ class _Read:
     candidate: Candidate
     targets: Targets
     bytes_read: int
+    seconds: float
     from_local: bool
 
 
@@ -230,9 +231,11 @@ class Resumer:
         from_local = candidate.shards is not None
         # A file of the local tier is nothing without its digest.
         full = self._full or from_local
+        started = time.monotonic()
         with Windows() as windows, ShardReader(candidate, windows, full=full) as reader:
             reader.read(targets.takes, targets.tensors, mine)
-            return _Read(candidate, targets, reader.bytes_read, from_local)
+            seconds = time.monotonic() - started
+            return _Read(candidate, targets, reader.bytes_read, seconds, from_local)
 
     def _restore(self, read: _Read, whole: dict[str, torch.Tensor], started: float) -> Resumed:
         manifest, targets = read.candidate.manifest, read.targets
@@ -247,6 +250,7 @@ class Resumer:
             saved_by_ranks=saved_by,
             ranks=world_size,
             bytes=read.bytes_read,
+            read_seconds=read.seconds,
             from_local=read.from_local,
             seconds=time.monotonic() - started,
         )
@@ -258,16 +262,16 @@ class Resumer:
     def _say_what_changed(self, manifest: Manifest, whole: dict[str, torch.Tensor]) -> None:
         """What cannot be as it was is an event on every rank, and a line of rank 0's log."""
         reasons = {}
-        if manifest.world_size != self._session.layout.world_size:
+        if not validate.has_generators(manifest):
+            reasons["rng_not_stored"] = (
+                f"{manifest.tag} was imported and has no states of random number generators: those "
+                "of this process stay as they are"
+            )
+        elif manifest.world_size != self._session.layout.world_size:
             reasons["rng_derived"] = (
                 f"{manifest.tag} was saved by {manifest.world_size} ranks, this run has "
                 f"{self._session.layout.world_size}: its random number generators are derived anew "
                 "from those of rank 0, the sample offset and the rank"
-            )
-        elif not validate.has_generators(manifest):
-            reasons["rng_not_stored"] = (
-                f"{manifest.tag} was imported and has no states of random number generators: those "
-                "of this process stay as they are"
             )
         rounded = validate.conversions(manifest, self._session.layout, whole)
         if rounded:

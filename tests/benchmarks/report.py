@@ -1,6 +1,7 @@
 """The benchmark's table, and what it says about the aims."""
 
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 _OURS = "everstep"
@@ -33,7 +34,7 @@ def _head(results: dict[str, Any]) -> list[str]:
     ]
     for name, seconds in results["figures"]["machine"].items():
         speed = size * results["ranks"] / statistics.median(seconds) / 1e9
-        lines.append(f"  this machine: {name:12} {_spread(seconds)}   {speed:.1f} GB/s in all")
+        lines.append(f"  this machine: {name:12} {spread(seconds)}   {speed:.1f} GB/s in all")
     return lines
 
 
@@ -43,7 +44,7 @@ def _table(results: dict[str, Any]) -> list[str]:
         lines += ["", f"  {name}: {setup}"]
         for what, per_cent in _ROWS:
             values = results["figures"][name][what]
-            lines.append(f"    {what:30} {_spread(values, per_cent)}")
+            lines.append(f"    {what:30} {spread(values, per_cent)}")
     return lines
 
 
@@ -92,11 +93,16 @@ def _aims(results: dict[str, Any]) -> list[str]:
         ("commit of 4096 ranks, seconds", commit["committed"], 5.0, "a slow file system"),
         ("its manifest, MB", commit["manifest_bytes"] / 1e6, 2.0, "long names of parameters"),
     )
+    return [*aim_lines(aims), *_disturbed(results)]
+
+
+def aim_lines(aims: Sequence[tuple[str, float, float, str]]) -> list[str]:
+    """Return a table of aims, each with what was found, what it may be at most, and why not."""
     lines = ["", f"  {'aim':38} {'at most':>8} {'found':>8}"]
     for what, found, limit, reason in aims:
         verdict = "" if found <= limit else f"   falls short: {reason}"
         lines.append(f"  {what:38} {limit:8.3f} {found:8.3f}{verdict}")
-    return [*lines, *_disturbed(results)]
+    return lines
 
 
 def _disturbed(results: dict[str, Any]) -> list[str]:
@@ -126,7 +132,8 @@ def _pause_reason(results: dict[str, Any]) -> str:
     )
 
 
-def _spread(values: list[float], per_cent: bool = False) -> str:
+def spread(values: list[float], per_cent: bool = False) -> str:
+    """Return the median, and the least and the most."""
     median, least, most = statistics.median(values), min(values), max(values)
     if per_cent:
         return f"{median:8.1%}   ({least:.1%} to {most:.1%})"

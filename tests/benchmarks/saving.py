@@ -151,10 +151,7 @@ class Bench:
     # --- parts
 
     def _step(self) -> None:
-        x = self._torch.ones(1, WIDTH, dtype=self._torch.bfloat16)
-        loss = self._ds_engine(x).float().pow(2).mean()
-        self._ds_engine.backward(loss)
-        self._ds_engine.step()
+        step(self._ds_engine)
 
     def _timed(self, action: Callable[[], Any]) -> float:
         """Seconds of the slowest rank."""
@@ -213,20 +210,26 @@ def _make_engine(megabytes: int) -> Any:
 
     A tiny batch: the step is short, and most of it goes over the state, as the saves do.
     """
+    from tests.benchmarks.peers import writer_type
+
+    os.environ.update(CROSS_RANK="0", CROSS_SIZE="1")  # as DeepSpeed's own launcher sets them
+    checkpoint = {"writer": {"type": writer_type(), "decoupled": True}}
+    return make_engine(megabytes * RANKS, RANKS, checkpoint=checkpoint)
+
+
+def make_engine(megabytes: int, world_size: int, **settings: Any) -> Any:
+    """Return a ZeRO-3 engine with about that much state in all, over all ranks of this world."""
     import deepspeed
     import torch
 
-    from tests.benchmarks.peers import writer_type
-
-    layers = max(1, round(megabytes * 1e6 * RANKS / (_BYTES_PER_PARAMETER * WIDTH * WIDTH)))
+    layers = max(1, round(megabytes * 1e6 / (_BYTES_PER_PARAMETER * WIDTH * WIDTH)))
     config = {
-        "train_batch_size": RANKS,
+        "train_batch_size": world_size,
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": 3},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True, "fused": True}},
-        "checkpoint": {"writer": {"type": writer_type(), "decoupled": True}},
+        **settings,
     }
-    os.environ.update(CROSS_RANK="0", CROSS_SIZE="1")  # as DeepSpeed's own launcher sets them
     with deepspeed.zero.Init(config_dict_or_path=config):
         model = torch.nn.Sequential(
             *(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers))
@@ -235,6 +238,15 @@ def _make_engine(megabytes: int) -> Any:
         model=model, model_parameters=list(model.parameters()), config=config
     )
     return ds_engine
+
+
+def step(ds_engine: Any) -> None:
+    """Do one step on a tiny batch."""
+    import torch
+
+    loss = ds_engine(torch.ones(1, WIDTH, dtype=torch.bfloat16)).float().pow(2).mean()
+    ds_engine.backward(loss)
+    ds_engine.step()
 
 
 def main() -> None:
