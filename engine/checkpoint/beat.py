@@ -21,6 +21,7 @@ from engine.protocol.layout import CLOSED
 from engine.protocol.owner import DRAINING, RUNNING, Beat, start_ticks
 
 THREADS = "everstep-beat"
+_NO_ANSWER = "no call has returned"
 
 
 class BeatThread:
@@ -57,7 +58,7 @@ class BeatThread:
         self._over = threading.Event()
         self._through_at = clock()
         self._lost = False
-        self._why = ""
+        self._why = _NO_ANSWER
         self._beat()
         for name in left:
             os.unlink(os.path.join(attempt_path, name))
@@ -84,7 +85,7 @@ class BeatThread:
             if silent < self._lease.seconds or self._lost:
                 continue
             self._lost = True
-            self._alarm(
+            self._tell(  # and no line in the log, which is on the same disk as a rule
                 "beat_lost",
                 seconds=silent,
                 reason=f"no beat got through for {silent:.1f} s (the lease is "
@@ -101,19 +102,15 @@ class BeatThread:
             return
         if closed and not self._over.is_set():
             self._over.set()
-            self._alarm("fenced", reason="another start has closed this attempt")
+            self._tell("fenced", reason="another start has closed this attempt")
+            self._log("another start has closed this attempt")
         elif self._lost:
             self._lost = False
-            self._alarm("beat_restored", reason="beats get through again; nobody took over")
-
-    def _alarm(self, kind: str, **fields: object) -> None:
-        self._log(f"{kind}: {fields['reason']}")
-        self._tell(kind, **fields)
+            self._tell("beat_restored", reason="beats get through again; nobody took over")
 
     def _beat(self) -> bool:
         """Change the name; tell whether that got through."""
         with self._lock:
-            self._why = "no call has returned"
             self._count += 1
             beat = Beat(self._count, self._state, os.getpid(), self._ticks, self._host)
             name = os.path.join(self._path, beat.name())
@@ -129,5 +126,5 @@ class BeatThread:
                 self._log(f"beat: {error}")
                 return False
             self._current = name
-            self._through_at = self._clock()
+            self._through_at, self._why = self._clock(), _NO_ANSWER
             return True

@@ -27,15 +27,23 @@ class Beats:
         self._told: queue.Queue[dict[str, Any]] = queue.Queue()
         self._beat: BeatThread | None = None
         self._now = 1000.0
+        self.disk_answers = threading.Event()
+        self.disk_answers.set()
+        self.logged = threading.Event()
 
     def start(self) -> BeatThread:
-        self._beat = BeatThread(
-            self.path, "here", _LEASE, self._tell, lambda line: None, lambda: self._now
-        )
+        self._beat = BeatThread(self.path, "here", _LEASE, self._tell, self._log, lambda: self._now)
         return self._beat
 
     def let_the_lease_pass(self) -> None:
         self._now += _LEASE.seconds
+
+    def let_fail(self) -> None:
+        """Move its directory away; let one beat fail, and then the lease pass."""
+        self.logged.clear()
+        os.rename(self.path, f"{self.path}.away")
+        assert self.logged.wait(_WAIT_SECONDS)
+        self.let_the_lease_pass()
 
     def next(self) -> dict[str, Any]:
         """Wait for the next thing that is told."""
@@ -59,6 +67,10 @@ class Beats:
     def end(self) -> None:
         if self._beat is not None:
             self._beat.end()
+
+    def _log(self, line: str) -> None:
+        assert self.disk_answers.wait(_WAIT_SECONDS), "the log is on the same disk"
+        self.logged.set()
 
     def _tell(self, kind: str, **fields: Any) -> None:
         self._told.put({"kind": kind, **fields})
@@ -104,8 +116,7 @@ def test_a_directory_that_cannot_be_reached_for_the_lease_is_told_and_that_it_is
     run: Run, beats: Beats
 ) -> None:
     beats.start()
-    os.rename(beats.path, f"{beats.path}.away")
-    beats.let_the_lease_pass()
+    beats.let_fail()
     lost = beats.next()
     assert lost["kind"] == "beat_lost"
     assert lost["seconds"] >= _LEASE.seconds
@@ -113,8 +124,7 @@ def test_a_directory_that_cannot_be_reached_for_the_lease_is_told_and_that_it_is
         assert part in lost["reason"]
     os.rename(f"{beats.path}.away", beats.path)
     assert beats.next()["kind"] == "beat_restored"
-    os.rename(beats.path, f"{beats.path}.away")
-    beats.let_the_lease_pass()
+    beats.let_fail()
     assert beats.next()["kind"] == "beat_lost", "each time"
     os.rename(f"{beats.path}.away/open", f"{beats.path}.away/closed")
     os.rename(f"{beats.path}.away", beats.path)
@@ -125,20 +135,21 @@ def test_a_disk_that_does_not_answer_is_told_while_the_call_hangs(
     beats: Beats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a network file system whose server is gone: the calling thread rests in the kernel."""
-    real, answers, asked = os.rename, threading.Event(), threading.Event()
+    real, asked = os.rename, threading.Event()
 
     def hang(source: str, target: str) -> None:
         asked.set()
-        assert answers.wait(_WAIT_SECONDS)
+        assert beats.disk_answers.wait(_WAIT_SECONDS)
         real(source, target)
 
     beats.start()
+    beats.disk_answers.clear()
     monkeypatch.setattr(os, "rename", hang)
     assert asked.wait(_WAIT_SECONDS)
     beats.let_the_lease_pass()
     lost = beats.next()
     assert (lost["kind"], "no call has returned" in lost["reason"]) == ("beat_lost", True)
-    answers.set()
+    beats.disk_answers.set()
     assert beats.next()["kind"] == "beat_restored"
 
 
