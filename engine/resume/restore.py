@@ -55,7 +55,10 @@ def restore(session: Session, manifest: Manifest, path: str, targets: Targets) -
 def _model_states(
     ds_engine: Any, layout: Layout, counters: dict[str, Any], targets: Targets
 ) -> dict[str, Any]:
-    module = ds_engine.module_state_dict()  # every parameter an empty placeholder, as DeepSpeed has
+    module = ds_engine.module_state_dict()
+    # DeepSpeed loads into partitioned parameters, which are empty. After a step small ones are not.
+    for name, parameter in ds_engine.module.named_parameters(remove_duplicate=False):
+        module[name] = torch.empty(0, dtype=parameter.dtype)
     for name in ds_engine._get_buffer_names():
         module[name] = targets.whole[f"buffer/{name}"]
     fragments = {

@@ -23,7 +23,8 @@ def goes_back(root: str) -> dict[str, Any]:
     assert checkpointer.close()
     for tensor in toy.live_tensors(ds_engine).values():
         tensor.data.fill_(torch.nan)
-    assert toy.train(ds_engine, 5, 6)[-1][0] == "nan", "the masters spoil the weights a step later"
+    toy.train(ds_engine, 5, 5)
+    assert ds_engine.module.head.weight.isnan().all(), "small parameters are whole after a step"
 
     checkpointer, events = attach(ds_engine, directory)
     refused = None
