@@ -196,11 +196,12 @@ def _export(options: argparse.Namespace) -> int:
 def _import(options: argparse.Namespace) -> int:
     from engine.exchange import importing  # torch: only for this command
     from engine.exchange.deepspeed_files import DeepSpeedCheckpoint
+    from engine.exchange.description import Options
 
     if options.sample_offset is not None and options.sample_offset < 0:
         raise ExchangeError(f"--sample-offset {options.sample_offset}: wanted 0 or more")
     source = DeepSpeedCheckpoint(options.dir, options.tag)
-    wanted = importing.Options(options.sample_offset, options.optimizer)
+    wanted = Options(options.sample_offset, options.optimizer)
     with _progress_bar(source.tag, source.size_bytes) as progress:
         done = importing.import_checkpoint(source, options.out, wanted, progress)
     for note in done.notes:

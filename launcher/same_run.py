@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.exchange import companions
-from engine.exchange.importing import IMPORTED_FROM
+from engine.exchange.description import IMPORTED_FROM
 from engine.format.manifest import Draft
 from engine.stream import FingerprintMismatch, Stream
 from launcher.config import Settings

@@ -44,10 +44,15 @@ class Part:
         Raises:
             ExchangeError: they are not what ZeRO-3 holds at this world size.
         """
-        layout = _layout_of(states, rank, world_size, aliases)
-        _check_lengths(states, layout, rank)
-        live = LiveState.of(layout, states.model, states.zero)
-        whole = buffers(states.model)
+        try:
+            layout = _layout_of(states, rank, world_size, aliases)
+            _check_lengths(states, layout, rank)
+            live = LiveState.of(layout, states.model, states.zero)
+            whole = buffers(states.model)
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise ExchangeError(
+                f"rank {rank}: its files do not fit together: {type(error).__name__}: {error}"
+            ) from error
         plan = StagingPlan(layout, Structure.of(live, whole))
         tensors = (*(flat.tensor for flat in live.flats), *live.frozen, *whole.values())
         return cls(layout, live, plan, tensors)

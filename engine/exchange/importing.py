@@ -9,22 +9,21 @@ One that dies leaves what the next attempt sweeps. One process; a rank's files a
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import xxhash
 
-from engine.checkpoint.draft import DraftWriter, Lineage, Progress, encode_state
+from engine.checkpoint.draft import DraftWriter, Lineage
 from engine.checkpoint.errors import CheckpointError
-from engine.exchange.deepspeed_files import DeepSpeedCheckpoint, RankStates
+from engine.exchange.deepspeed_files import DeepSpeedCheckpoint
 from engine.exchange.deepspeed_layout import Part
+from engine.exchange.description import Description, Options
 from engine.exchange.errors import ExchangeError
-from engine.format import tree
-from engine.format.errors import FormatError, UnsupportedValueError
+from engine.format.errors import FormatError
 from engine.format.manifest import Receipt
-from engine.format.names import SaveId, receipt_name, save_directory, shard_name, tag_of
+from engine.format.names import SaveId, receipt_name, save_directory, shard_name
 from engine.format.shard import metadata_of
 from engine.protocol import commit, files, takeover
 from engine.protocol.acquire import Lease, RunHeldError, UnsuitableDirectoryError, acquire
@@ -32,23 +31,8 @@ from engine.protocol.commit import Published
 from engine.protocol.layout import MANIFEST, CheckpointDirectory
 from engine.protocol.owner import Owner
 
-IMPORTED_FROM = "imported_from"
-"""Key of the manifest's fingerprint, which says nothing of data or settings then."""
-
 _CHUNK_BYTES = 8 << 20
 _ERRORS = (RunHeldError, UnsuitableDirectoryError, CheckpointError, FormatError, OSError)
-
-
-@dataclass(frozen=True)
-class Options:
-    """What DeepSpeed's files do not say.
-
-    sample_offset   samples consumed by all ranks; DeepSpeed's own count unless given
-    optimizer_kind  qualified class name; found from DeepSpeed's configuration unless given
-    """
-
-    sample_offset: int | None = None
-    optimizer_kind: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +62,7 @@ def import_checkpoint(
     """
     directory = CheckpointDirectory(os.path.abspath(root))
     first = source.load(0)
-    described = _Description.of(source, first, options)
+    described = Description.of(source, first, options)
     _refuse_a_run(directory)
     try:
         owner = acquire(directory, Owner.this_process(source.world_size, {}), Lease())
@@ -94,61 +78,11 @@ def import_checkpoint(
     return Imported(described.tag, source.world_size, described.notes)
 
 
-@dataclass(frozen=True)
-class _Description:
-    """What the manifest is to say, as rank 0's files have it."""
-
-    tag: str
-    progress: Progress
-    optimizer_kind: str
-    fingerprint: Mapping[str, Any]
-    aliases: Mapping[str, str]
-    state: Any
-    notes: tuple[str, ...]
-
-    @classmethod
-    def of(
-        cls, source: DeepSpeedCheckpoint, states: RankStates, options: Options
-    ) -> "_Description":
-        model = states.model
-        client_state, dropped = _storable(source.client_state(states))
-        offset = options.sample_offset
-        notes = [
-            f"not stored, and so not imported: client state {key}: {why}"
-            for key, why in dropped.items()
-        ]
-        if offset is None:
-            offset = model["global_samples"]
-            notes.append(f"the sample offset is DeepSpeed's own count, {offset}")
-        notes.append(
-            "DeepSpeed stores no random generators: a run that resumes keeps those it started with"
-        )
-        progress = Progress(model["global_steps"], offset, None, client_state, {})
-        try:
-            state = encode_state(model, states.zero, progress)
-        except (FormatError, ValueError) as error:
-            raise ExchangeError(f"{source.path}: {error}") from error
-        return cls(
-            tag_of(model["global_steps"]),
-            progress,
-            options.optimizer_kind or _optimizer_kind(model["ds_config"]),
-            {
-                IMPORTED_FROM: {
-                    "directory": source.path,
-                    "deepspeed_version": str(model["ds_version"]),
-                }
-            },
-            model["shared_params"],
-            state,
-            tuple(notes),
-        )
-
-
 def _import(
     source: DeepSpeedCheckpoint,
     directory: CheckpointDirectory,
     owner: Owner,
-    described: _Description,
+    described: Description,
     progress: Callable[[int], None],
 ) -> None:
     line, _ = takeover.begin(directory, owner.attempt, None)
@@ -180,7 +114,7 @@ def _import(
         raise
 
 
-def _draft(part: Part, save_id: SaveId, lineage: Lineage, described: _Description) -> Any:
+def _draft(part: Part, save_id: SaveId, lineage: Lineage, described: Description) -> Any:
     writer = DraftWriter(part.layout, described.optimizer_kind, lineage)
     begun = writer.begin(save_id, part.plan, part.live, described.state, described.progress)
     return json.loads(writer.end(begun, 0.0))
@@ -228,41 +162,6 @@ def _refuse_a_run(directory: CheckpointDirectory) -> None:
                 f"--out {directory.root}: there are checkpoints of a run in it. Import into a "
                 "directory of its own"
             )
-
-
-def _storable(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return what of a client state can be stored, and why the rest cannot."""
-    kept, dropped = {}, {}
-    for key, value in state.items():
-        try:
-            tree.encode(value, key)
-            kept[key] = value
-        except UnsupportedValueError as error:
-            dropped[key] = str(error)
-    return kept, dropped
-
-
-def _optimizer_kind(config: Any) -> str:
-    """Return the class that DeepSpeed 0.19.8 makes of its configuration's `optimizer`."""
-    settings = config if isinstance(config, Mapping) else {}
-    section = settings.get("optimizer") or {}
-    name = str(section.get("type", ""))
-    if name.lower() in ("adam", "adamw"):
-        params = section.get("params") or {}
-        decoupled = name.lower() == "adamw" or params.get("adam_w_mode", True)
-        offload = settings.get("zero_optimization", {}).get("offload_optimizer") or {}
-        if params.get("torch_adam"):
-            return f"torch.optim.{'adamw.AdamW' if decoupled else 'adam.Adam'}"
-        if offload.get("device", "none") != "none":
-            return "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
-        return "deepspeed.ops.adam.fused_adam.FusedAdam"
-    kind = getattr(torch.optim, name, None)
-    if not isinstance(kind, type):
-        raise ExchangeError(
-            f"DeepSpeed's configuration names the optimizer {name or '(none)'}, whose class is not "
-            "known here: give it, --optimizer package.module.Class"
-        )
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _silent(count: int) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from engine import inspect
 from engine.__main__ import main
-from engine.exchange import importing
+from engine.exchange import description
 from engine.format import tree
 from engine.protocol.layout import CheckpointDirectory
 from engine.protocol.takeover import newest_start
@@ -61,7 +61,7 @@ def test_it_is_an_attempt_like_any_other(source: Path, tmp_path: Path) -> None:
     directory = CheckpointDirectory(str(tmp_path / "out"))
     manifest = inspect.load(directory.tag("global_step3"))
     assert (manifest.sample_offset, manifest.attempt) == (7, 0)
-    assert manifest.fingerprint[importing.IMPORTED_FROM]["directory"] == str(
+    assert manifest.fingerprint[description.IMPORTED_FROM]["directory"] == str(
         source / "global_step3"
     )
     assert tree.decode(manifest.state)["client_state"] == {"mine": (1, {2: "two"})}
@@ -163,6 +163,14 @@ def _cut(source: Path) -> None:
             "is not what ZeRO-3 saves; it lacks param_shapes",
         ),
         (
+            _spoil("model_states", lambda states: states["module"].pop("first.weight")),
+            "rank 1: its files do not fit together: KeyError: 'first.weight'",
+        ),
+        (
+            _spoil("model_states", lambda states: states.update(buffer_names=5)),
+            "rank 1: its files do not fit together: TypeError",
+        ),
+        (
             _spoil("model_states", lambda states: states.update(dp_world_size=4)),
             "found (ZeRO stage, data-parallel, model-parallel world size) (3, 4, 1)",
         ),
@@ -211,8 +219,8 @@ def test_an_unknown_optimizer_is_asked_for(
     ],
 )
 def test_the_optimizer_by_deepspeeds_configuration(config: Any, kind: str) -> None:
-    assert importing._optimizer_kind({"optimizer": config}) == kind
+    assert description._optimizer_kind({"optimizer": config}) == kind
     offload = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
     if "FusedAdam" in kind:
-        found = importing._optimizer_kind({"optimizer": config, **offload})
+        found = description._optimizer_kind({"optimizer": config, **offload})
         assert found == "deepspeed.ops.adam.cpu_adam.DeepSpeedCPUAdam"
