@@ -1,7 +1,7 @@
 """Rank 0's commits: which saves wait for receipts, and what becomes of each of them.
 
-In the local tier a save is committed twice: when all ranks have it on their nodes' own disks, and
-when all of it is in the shared directory.
+In the local tier a save is committed twice: when all ranks have it on their nodes' own disks
+(`local_committer`), and when all of it is in the shared directory.
 
 Runs in the writer process of rank 0, on its main thread, between the seals. No collective: that the
 other ranks are done is read from the save's directory.
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from engine.checkpoint.local_committer import LocalCommitter
 from engine.format import names
 from engine.format.errors import FormatError
 from engine.format.manifest import Manifest
@@ -73,6 +74,7 @@ class Committer:
         self._tell = tell
         self._log = log
         self._clock = clock
+        self._local = LocalCommitter(directory, attempt, world_size, tell, log, clock)
         self._pending: dict[str, _Save] = {}
         self._known: dict[str, Committed] = {}
         self._slowest_poll_seconds = max(
@@ -112,8 +114,8 @@ class Committer:
         """Commit or abandon what it is time for; then poll more slowly while nothing moves."""
         moved = False
         for save in list(self._pending.values()):
-            if save.is_local:
-                moved = self._serve_local(save) or moved
+            if save.is_local and self._local.serve(save.name, save.draft, save.sealed_at):
+                save.is_local, moved = False, True
             if save.deadline is None:
                 continue
             try:
@@ -123,35 +125,6 @@ class Committer:
                 moved = True
         slower = min(self.poll_seconds * 1.5, self._slowest_poll_seconds)
         self.poll_seconds = _POLL_SECONDS if moved else slower
-
-    def _serve_local(self, save: _Save) -> bool:
-        """Commit a save in the local tier if all receipts are there; tell whether that is settled.
-
-        Nothing that goes wrong here costs the save: it is on its way to the shared directory.
-        """
-        path = self._attempt.local_receipts(save.name)
-        try:
-            listed = files.fresh_listing(path)
-            if not listed or commit.missing_receipts(listed, self._world_size):
-                return False
-            save.is_local = False
-            receipts = commit.read_receipts(
-                path, self._world_size, save.save_id, beside_shards=False
-            )
-            if receipts is None:
-                return True
-            outcome = local.publish(self._directory, path, save.draft, receipts, self._number)
-        except (OSError, FormatError) as error:
-            save.is_local = False
-            self._log(f"{save.save_id}: not committed in the local tier: {error}")
-            self._tell("local_failed", save_id=save.save_id, reason=f"not committed: {error}")
-            return True
-        self._log(f"{save.save_id}: local tier: {outcome.value}")
-        if outcome is Published.DONE:
-            size = sum(receipt.size_bytes for receipt in receipts)
-            seconds = self._clock() - save.sealed_at
-            self._tell("committed_locally", save_id=save.save_id, bytes=size, seconds=seconds)
-        return True
 
     def _serve_commit(self, save: _Save) -> bool:
         """Commit or abandon one pending save if it is time to; tell whether it is settled."""
