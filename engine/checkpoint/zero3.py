@@ -214,29 +214,38 @@ def optimizer_kind(ds_engine: Any) -> str:
 
 
 def refuse_unsupported(ds_engine: Any) -> None:
-    """Raise RefusedError for state that DeepSpeed does not hand to a checkpoint."""
+    """Raise RefusedError, which names the setting, for state that DeepSpeed keeps to itself."""
     zero = ds_engine._config.zero_config
-    offload = zero.offload_optimizer
+    optimizer, parameters = zero.offload_optimizer, zero.offload_param
     reasons = {
         f"zero_optimization.stage is {int(zero.stage)}, wanted 3": int(zero.stage) != 3,
-        "offload_optimizer.device is nvme": ds_engine.zero_nvme_offload_optimizer(),
-        "offload_param.device is nvme": (
-            zero.offload_param is not None and str(zero.offload_param.device) == "nvme"
+        "zero_optimization.offload_optimizer.device is nvme": _is_on_nvme(optimizer),
+        "zero_optimization.offload_param.device is nvme": _is_on_nvme(parameters),
+        "zero_optimization.offload_optimizer.ratio is below 1 (Twin-Flow)": (
+            optimizer is not None and optimizer.ratio < 1
         ),
-        "offload_optimizer.ratio is below 1 (Twin-Flow)": (
-            offload is not None and offload.ratio < 1
+        "zero_optimization.offload_optimizer.super_offload is on": (
+            optimizer is not None and optimizer.super_offload
         ),
-        "offload_optimizer.super_offload is on": bool(getattr(offload, "super_offload", False)),
+        "zero_optimization.zenflow is on": zero.zenflow is not None,
+        "zero_optimization.zero_quantized_nontrainable_weights is on": (
+            zero.zero_quantized_nontrainable_weights
+        ),
         "the model has mixture-of-experts layers": ds_engine.has_moe_layers,
-        "tensor parallelism is on": ds_engine.mp_world_size > 1,
-        "zero_quantized_nontrainable_weights is on": zero.zero_quantized_nontrainable_weights,
-        "DeepSpeed keeps only the first of Adagrad's param groups": _loses_param_groups(ds_engine),
+        "pipeline parallelism is on": ds_engine.pipeline_parallelism,
+        "tensor parallelism is on (tensor_parallel, or an mpu)": ds_engine.mp_world_size > 1,
     }
-    for reason, found in reasons.items():
-        if found:
-            raise RefusedError(
-                f"{reason}: that state cannot be saved and resumed yet. Change this setting"
-            )
+    found = next((reason for reason, is_found in reasons.items() if is_found), None)
+    if found is None and _loses_param_groups(ds_engine):  # which only ZeRO-3 can be asked
+        found = "DeepSpeed keeps only the first of Adagrad's param groups"
+    if found is not None:
+        raise RefusedError(
+            f"{found}: that state cannot be saved and resumed yet. Change this setting"
+        )
+
+
+def _is_on_nvme(offload: Any) -> bool:
+    return offload is not None and str(offload.device) == "nvme"
 
 
 def _loses_param_groups(ds_engine: Any) -> bool:
