@@ -10,5 +10,6 @@ writer process and the tools can use it without torch. Two rules hold in every m
 
 The modules, in the order of an attempt's life: `layout` (names and paths), `owner` (who a process
 is), `acquire` (take the next attempt number), `takeover` (adopt or sweep what older attempts left),
-`history` (which tags a run descends from), `commit` (the rename), `retention` (what may go).
+`history` (which tags a run descends from), `commit` (the rename), `local` (saves that are on the
+nodes' own disks first), `retention` (what may go).
 """

@@ -66,7 +66,8 @@ def adopt(directory: CheckpointDirectory, me: int) -> list[TakenOver]:
         for path in (attempt.path, attempt.closed, trash):
             files.remove_transient(path)
     tags = [n for n in files.fresh_listing(directory.root) if names.step_of(n) is not None]
-    for path in (directory.root, directory.attempts, *map(directory.tag, tags)):
+    shared = (directory.root, directory.attempts, directory.local_saves)
+    for path in (*shared, *map(directory.tag, tags)):
         files.remove_transient(path)
     acquire.remove_prepared(directory, me)
     start = newest_start(directory, me)

@@ -239,7 +239,8 @@ class Chain:
             raise LostError(f"resumed from {started['parent']}, which is not in its place")
         late = self._late_writers(started["attempt"])
         check_leftovers(self._directory, started["attempt"], transient=late)
-        check_local(self._directory, started["parent"] if started["is_local"] else None)
+        parent = started["parent"] if started["is_local"] else None
+        check_local(self._directory, parent, transient=late)
         if in_place and not late:
             check_latest(self._directory, in_place)
         self._thin(strays)
@@ -389,7 +390,7 @@ class Chain:
             raise LeftError(f"writers {left} are still there")
         in_place = self._reader.in_place()
         self.figures.tags_verified = self._reader.verified
-        check_local(self._directory, None)
+        check_local(self._directory, None, transient=False)
         if self._floor.save_id not in {manifest.save_id for manifest in in_place}:
             raise LostError(f"{self._floor.save_id} was promised at a clean end")
         if len(in_place) > KEEP_LAST:

@@ -90,9 +90,12 @@ def check_leftovers(
         raise LeftError(f"attempt {current} should have swept {found}")
 
 
-def check_local(directory: CheckpointDirectory, parent: str | None) -> None:
+def check_local(directory: CheckpointDirectory, parent: str | None, *, transient: bool) -> None:
     """Raise LeftError unless `parent`, a save id, is the only one that may be in the local tier."""
-    found = _foreign(directory.local_saves, lambda name: name.partition(".")[2] == parent)
+    found = _foreign(
+        directory.local_saves,
+        lambda name: name.partition(".")[2] == parent or (transient and name.startswith(".")),
+    )
     if found:
         raise LeftError(f"only {parent} may be in the local tier; there are {found}")
 
