@@ -378,6 +378,41 @@ def test_a_million_entries_are_an_error_in_bounded_memory(tmp_path: Path) -> Non
     assert child.stdout.startswith(f"{path}/{names.shard_name(2, 3)}: header length is")
 
 
+_PEAK_CHILD = """
+import sys
+from pathlib import Path
+from tests.resume import test_shard_reader as tests
+
+def resident(what):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(what))
+
+candidate = tests.opened(sys.argv[1])
+layout = tests.layout_of(candidate.manifest, 2, 1, 1)
+before = resident("VmRSS:")
+Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+targets, _ = tests.read(candidate, layout)
+print(resident("VmHWM:") - before, sum(t.numel() * t.element_size() for t in targets.tensors))
+"""
+
+
+def test_the_memory_of_a_rank_is_its_own_slices_and_the_windows(tmp_path: Path) -> None:
+    """Two of three shards are read for it, and one of them whole."""
+    of = replace(LARGE, parameters=(replace(LARGE.parameters[0], shape=(12_000, 1000)),))
+    candidate = saved(tmp_path, of, values_of(of))
+    found = subprocess.run(
+        [sys.executable, "-c", _PEAK_CHILD, candidate.path],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    peak, own = map(int, found.stdout.split())
+    total = sum(shard.size_bytes for shard in candidate.manifest.shards)
+    assert total / 2 <= own <= total / 2 + 8192
+    assert peak <= own + (32 << 20) + (6 << 20), "slices, windows, and what threads take"
+
+
 @pytest.mark.parametrize("name", ["../../secret", "/etc/passwd", "a/b", "..", "rank_0/.."])
 def test_names_in_a_checkpoint_never_lead_out_of_it(name: str, tmp_path: Path) -> None:
     """Parameters may be named so: their names are compared, and are no paths."""
