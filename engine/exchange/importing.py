@@ -25,7 +25,7 @@ from engine.format.errors import FormatError
 from engine.format.manifest import Receipt
 from engine.format.names import SaveId, receipt_name, save_directory, shard_name
 from engine.format.shard import metadata_of
-from engine.protocol import commit, files, takeover
+from engine.protocol import adoption, commit, files, takeover
 from engine.protocol.acquire import Lease, RunHeldError, UnsuitableDirectoryError, acquire
 from engine.protocol.commit import Published
 from engine.protocol.layout import MANIFEST, CheckpointDirectory
@@ -67,7 +67,7 @@ def import_checkpoint(
     try:
         owner = acquire(directory, Owner.this_process(source.world_size, {}), Lease())
         try:
-            takeover.adopt(directory, owner.attempt)
+            adoption.adopt(directory, owner.attempt)
             _import(source, directory, owner, described, progress or _silent)
         finally:
             attempt = directory.attempt(owner.attempt)

@@ -9,7 +9,7 @@ writer process and the tools can use it without torch. Two rules hold in every m
   by a change of our own in that directory, and only what was listed is opened.
 
 The modules, in the order of an attempt's life: `layout` (names and paths), `owner` (who a process
-is), `acquire` (take the next attempt number), `takeover` (adopt or sweep what older attempts left),
-`history` (which tags a run descends from), `commit` (the rename), `local` (saves that are on the
-nodes' own disks first), `retention` (what may go).
+is), `acquire` (take the next attempt number), `adoption` (of whole saves that older attempts left),
+`takeover` (what to continue from), `history` (which tags a run descends from), `commit` (the
+rename), `local` (saves that are on the nodes' own disks first), `retention` (what may go).
 """

@@ -22,7 +22,7 @@ from engine.checkpoint.session import Session
 from engine.checkpoint.zero3 import optimizer_kind
 from engine.format.errors import FormatError
 from engine.format.manifest import Manifest
-from engine.protocol import history, local, takeover
+from engine.protocol import adoption, history, local, takeover
 from engine.protocol.history import History
 from engine.resume import reshard, restore, validate
 from engine.resume.choose import Candidate, Choice, choose
@@ -115,7 +115,7 @@ class Resumer:
 
     def _take_over(self, mode: str, why_not: Callable[[Manifest], str]) -> int:
         """On rank 0: adopt, sweep, choose. Returns how many candidates there are."""
-        for save in takeover.adopt(self._session.directory, self._session.attempt):
+        for save in adoption.adopt(self._session.directory, self._session.attempt):
             self._session.emit(
                 "swept" if save.outcome == "swept" else "adopted",
                 tag=save.tag,

@@ -15,7 +15,7 @@ from engine.checkpoint.writer_link import Seal
 from engine.format import names
 from engine.format.digest import digest_bytes
 from engine.format.manifest import Manifest
-from engine.protocol import files, takeover
+from engine.protocol import adoption, files, takeover
 from engine.protocol.local import LocalDisk
 from engine.resume.choose import AUTO, choose
 from tests.checkpoint.writers import WAIT_SECONDS, Rank
@@ -178,7 +178,7 @@ def test_what_the_next_attempt_finds_when_everything_dies_at_any_moment(
     directory = nodes.run.directory
     nodes.run.close(0)
     nodes.run.attempt(1)
-    takeover.adopt(directory, 1)
+    adoption.adopt(directory, 1)
     found = choose(directory, 1, AUTO, WORLD_SIZE).candidates
     where = {True: _LOCAL, False: _SHARED}
     wanted = _MOMENTS[moment, occurrence, rank]

@@ -18,7 +18,7 @@ from engine.format import names
 from engine.format.manifest import Manifest
 from engine.format.names import SaveId, save_directory, tag_of
 from engine.format.shard import metadata_of
-from engine.protocol import history, takeover
+from engine.protocol import adoption, history, takeover
 from engine.protocol.acquire import Lease, UnsuitableDirectoryError, acquire
 from engine.protocol.history import History
 from engine.protocol.layout import CheckpointDirectory
@@ -85,7 +85,7 @@ class RunSequence:
     def _take_over(self, rollback: int) -> None:
         owner = Owner(Place("host", "boot", "namespace"), _DEAD_PID, 1, WORLD_SIZE)
         taken = acquire(self.directory, owner, Lease(), sleep=_never)
-        takeover.adopt(self.directory, taken.attempt)
+        adoption.adopt(self.directory, taken.attempt)
         candidates = choose(self.directory, taken.attempt, AUTO).candidates
         chosen = candidates[rollback % len(candidates)].manifest if candidates else None
         line, _ = takeover.begin(self.directory, taken.attempt, chosen)

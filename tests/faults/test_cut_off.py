@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from engine.protocol import takeover
+from engine.protocol import adoption, takeover
 from engine.protocol.acquire import Lease, acquire
 from engine.protocol.layout import CheckpointDirectory
 from engine.protocol.owner import Owner
@@ -63,7 +63,7 @@ def _take_over(directory: CheckpointDirectory) -> None:
     """Be the next start, on a host that cannot look the first one's processes up."""
     me = replace(Owner.this_process(2, {}), place=ELSEWHERE)
     assert acquire(directory, me, _LEASE).attempt == 1
-    assert takeover.adopt(directory, 1) == []
+    assert adoption.adopt(directory, 1) == []
     takeover.begin(directory, 1, None)
 
 

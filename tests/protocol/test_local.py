@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.format import names
-from engine.protocol import files, local, takeover
+from engine.protocol import adoption, files, local, takeover
 from engine.protocol.acquire import UnsuitableDirectoryError
 from engine.protocol.commit import Published
 from engine.protocol.local import LocalDisk
@@ -35,7 +35,7 @@ def _published(run: Run) -> list[str]:
 
 
 def _outcomes(run: Run, me: int) -> dict[str, str]:
-    return {save.save: save.outcome for save in takeover.adopt(run.directory, me)}
+    return {save.save: save.outcome for save in adoption.adopt(run.directory, me)}
 
 
 # --- the commit in the local tier

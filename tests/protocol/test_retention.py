@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine.format import tree
 from engine.format.manifest import Manifest
 from engine.format.names import SaveId, tag_of
-from engine.protocol import files, history, retention, takeover
+from engine.protocol import adoption, files, history, retention, takeover
 from engine.protocol.files import Renamed
 from engine.protocol.history import Link
 from engine.protocol.layout import MANIFEST
@@ -97,7 +97,7 @@ def test_a_tag_that_was_on_its_way_out_when_the_attempt_was_closed_comes_back(
     assert closed == [run.directory.tag("global_step20")]
     assert _steps(run) == [10, 15, 30]
     run.attempt(3)
-    takeover.adopt(run.directory, 3)
+    adoption.adopt(run.directory, 3)
     assert _steps(run) == [10, 15, 20, 30]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from engine.format import names
 from engine.format.manifest import Manifest
-from engine.protocol import commit, retention, takeover
+from engine.protocol import adoption, commit, retention, takeover
 from engine.protocol.history import Link
 from engine.protocol.layout import MANIFEST
 from tests.protocol.driver.content import read_whole
@@ -17,7 +17,7 @@ from tests.protocol.saves import WORLD_SIZE, Run
 def _adopt(run: Run, me: int) -> dict[str, str]:
     """Start attempt `me` and adopt; return what became of each save."""
     run.attempt(me)
-    return {save.save: save.outcome for save in takeover.adopt(run.directory, me)}
+    return {save.save: save.outcome for save in adoption.adopt(run.directory, me)}
 
 
 def _trash(run: Run, number: int) -> list[str]:
@@ -60,7 +60,7 @@ def test_a_damaged_receipt_is_swept_with_its_reason(run: Run) -> None:
     receipt.write_bytes(receipt.read_bytes().replace(b"seconds", b"sekunds"))
     run.close(0)
     run.attempt(1)
-    (taken,) = takeover.adopt(run.directory, 1)
+    (taken,) = adoption.adopt(run.directory, 1)
     assert (taken.attempt, taken.save, taken.outcome) == (0, save.name, "swept")
     assert names.receipt_name(1, WORLD_SIZE) in taken.reason
     assert run.tags() == []

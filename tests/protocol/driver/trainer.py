@@ -25,7 +25,7 @@ from engine.format.digest import digest_bytes
 from engine.format.manifest import Manifest
 from engine.format.names import SaveId, save_directory, tag_of
 from engine.format.shard import metadata_of
-from engine.protocol import commit, files, local, takeover
+from engine.protocol import adoption, commit, files, local, takeover
 from engine.protocol.acquire import Lease, RunHeldError, acquire
 from engine.protocol.layout import CheckpointDirectory
 from engine.protocol.local import LocalDisk
@@ -178,7 +178,7 @@ class _Trainer:
         self._tell("child", pid=child, ticks=start_ticks(child))
 
     def _begin(self, attempt: int) -> None:
-        adopted = takeover.adopt(self._directory, attempt)
+        adopted = adoption.adopt(self._directory, attempt)
         candidate = self._choose(attempt)
         chosen = None if candidate is None else candidate.manifest
         line, strays = takeover.begin(self._directory, attempt, chosen)
