@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from engine.checkpoint import keeper_pipe
 from engine.checkpoint.collective import Agreement, Severity
 from engine.checkpoint.copier import copier_for
 from engine.checkpoint.deepspeed_engine import install
@@ -56,20 +57,24 @@ def attach(
         on_event: called on the training thread with a dict for each thing that happens to a save.
         fingerprint: identity of the data, JSON; stored with every save.
         keeper_fd: a pipe end for the writer to hold for as long as it lives; told, by a line, which
-            sign to leave for a rank whose processes were all killed.
-        environment: where Slurm's variables are looked up; this process's own by default.
+            sign to leave for a rank whose processes were all killed. By default the one of
+            `python -m launcher.keep`, if that started this process.
+        environment: where Slurm's and the keeper's variables are looked up; this process's own by
+            default.
 
     Raises:
         RunHeldError: another live run holds the directory.
         RefusedError: the engine's settings hold state that cannot be saved.
         CheckpointError: the directory is not shared by all ranks, or does not serve; or
-            `local_dir` does not, on one of the nodes.
+            `local_dir` does not, on one of the nodes; or the keeper's pipe was lost on the way.
     """
     agreement = Agreement()
     layout = _layout(ds_engine, agreement, options)
     root = os.path.abspath(directory)
     paths = CheckpointDirectory(root)
     environment = os.environ if environment is None else environment
+    if keeper_fd is None:
+        keeper_fd = _keeper_pipe(environment, agreement)
 
     def take_number() -> dict[str, Any]:
         me = Owner.this_process(agreement.world_size, environment)
@@ -119,6 +124,18 @@ def _layout(ds_engine: Any, agreement: Agreement, options: CheckpointOptions) ->
     if layout is None or verdict.severity is not Severity.NONE:
         raise RefusedError(str(verdict))
     return layout
+
+
+def _keeper_pipe(environment: Mapping[str, str], agreement: Agreement) -> int | None:
+    pipe, reason = None, ""
+    try:
+        pipe = keeper_pipe.inherited(environment)
+    except CheckpointError as error:
+        reason = str(error)
+    verdict = agreement.reach(Severity.STOP if reason else Severity.NONE, reason)
+    if verdict.severity is not Severity.NONE:
+        raise CheckpointError(str(verdict))
+    return pipe
 
 
 def _require_shared(

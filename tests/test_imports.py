@@ -25,7 +25,7 @@ ALLOWED = {
 KNOW_DEEPSPEED = ("engine.checkpoint", "engine.resume", "launcher")
 # DeepSpeed's own checkpoints are pickles: they are read there, from a list of safe types.
 UNPICKLES = Path("engine/exchange/deepspeed_files.py")
-READ_THE_ENVIRONMENT = ("launcher/__main__.py", "engine/bring_up.py")
+READ_THE_ENVIRONMENT = ("launcher/__main__.py", "launcher/keep.py", "engine/bring_up.py")
 
 
 def _modules(package: str) -> list[Path]:
@@ -97,9 +97,9 @@ def test_no_pickle() -> None:
 @pytest.mark.parametrize(
     ("modules", "heavy"),
     [
-        ("engine.__main__", "torch deepspeed hydra"),
+        ("engine.__main__", "torch deepspeed hydra transformers"),
         ("engine.checkpoint.writer", "torch deepspeed hydra numpy"),
-        ("launcher.__main__ launcher.keeper", "torch deepspeed hydra numpy"),
+        ("launcher.__main__ launcher.keeper launcher.keep", "torch deepspeed hydra numpy"),
         ("launcher.train launcher.spawn launcher.config", "torch deepspeed"),
     ],
 )

@@ -26,7 +26,7 @@ _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 
-_WINDOW = 1 << 18  # elements; its temporaries fit in a core's share of the cache
+_WINDOW = 1 << 16  # elements; its temporaries fit in a core's share of the cache
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -58,6 +58,16 @@ def resumes_elsewhere(directory: str, names: list[str]) -> dict[str, dict[str, s
     return resumed
 
 
+def refuses_lost_groups(directory: str) -> str:
+    """Attach to an engine whose optimizer has lost a param group; return what that says."""
+    ds_engine = make_engine(Kind("Adagrad"))
+    try:
+        engine.attach(ds_engine, directory)
+    except engine.RefusedError as error:
+        return str(error)
+    raise AssertionError("it was not refused")
+
+
 def differences(wanted: dict[str, str], found: dict[str, str]) -> list[str]:
     """Return a line for each name at which two states differ."""
     return [

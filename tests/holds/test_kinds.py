@@ -71,6 +71,11 @@ def test_few_elements_on_many_ranks_and_all_on_one(world_size: int, tmp_path: Pa
         _check(result[name], rank)
 
 
+def test_an_optimizer_that_has_lost_its_param_groups_is_refused(tmp_path: Path) -> None:
+    (error,) = run_ranks(f"{CASES}:refuses_lost_groups", 1, directory=str(tmp_path))
+    assert "DeepSpeed keeps only the first of Adagrad's param groups" in error
+
+
 def _check(record: dict[str, Any], rank: int) -> None:
     assert "master of first.weight" in record["moved"], "the target must differ before the resume"
     assert "torch's generator" in record["moved"]
