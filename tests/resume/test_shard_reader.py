@@ -409,7 +409,7 @@ def test_the_memory_of_a_rank_is_its_own_slices_and_the_windows(tmp_path: Path) 
     )
     peak, own = map(int, found.stdout.split())
     total = sum(shard.size_bytes for shard in candidate.manifest.shards)
-    assert total / 2 <= own <= total / 2 + 8192
+    assert abs(own - total / 2) < 16384  # headers and buffers
     assert peak <= own + (32 << 20) + (6 << 20), "slices, windows, and what threads take"
 
 
