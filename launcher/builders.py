@@ -166,6 +166,21 @@ def build_engine(
     return engine
 
 
+def align_schedule(ds_engine: Any) -> None:
+    """Set a schedule that stands at its beginning to where the optimizer stands.
+
+    It does so after a resume from an imported checkpoint, whose own schedule is of another kind.
+    """
+    schedule = ds_engine.lr_scheduler
+    done = ds_engine.global_steps - ds_engine.skipped_steps
+    if schedule.last_epoch == 0 and done > 0:
+        schedule.last_epoch = done
+        rates = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        schedule._last_lr = [rate * factor(done) for rate, factor in rates]
+        for group, rate in zip(schedule.optimizer.param_groups, schedule._last_lr, strict=True):
+            group["lr"] = rate
+
+
 def learning_rate_factor(step: int, schedule: ScheduleSettings, steps: int) -> float:
     """Return the factor on the learning rate for the step after `step` finished ones.
 

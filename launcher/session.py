@@ -144,6 +144,7 @@ class Session:
             )
             if resumed is not None:
                 self._client_state = dict(resumed.client_state)
+                builders.align_schedule(ds_engine)
             elif not excludes_frozen:
                 self._take_weights(ds_engine)
         steps = builders.steps_of(settings, stream)

@@ -17,6 +17,7 @@ from engine.checkpoint.zero3 import Layout
 from engine.format import tree
 from engine.format.dtypes import TORCH_NAME
 from engine.format.manifest import Manifest
+from engine.resume import schedule
 from engine.resume.targets import MASTER, Targets
 from engine.resume.validate import training_dtypes
 
@@ -34,6 +35,8 @@ def restore(session: Session, manifest: Manifest, path: str, targets: Targets) -
     ds_engine, layout = session.ds_engine, session.layout
     state = tree.decode(manifest.state)
     counters = state["deepspeed"]
+    stored = counters["lr_scheduler"]
+    counters["lr_scheduler"] = schedule.state_to_load(session, manifest, stored)
     packed = _packed_optimizer(layout, manifest, targets)
     states = StateDicts(
         model=_model_states(ds_engine, layout, counters, targets),

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 import engine
 from engine.__main__ import main
 from launcher import hf_model
+from launcher.gpt import GPT
 from tests.checkpoint import kinds
 from tests.distributed import toy
 
@@ -283,6 +284,29 @@ def moves_over(root: str) -> dict[str, Any]:
         "bf16": _moves_over(os.path.join(root, "bf16"), toy.make_engine, _train_toy, toy.digest),
         "fp16": _moves_over(os.path.join(root, "fp16"), kinds.make_engine, _train_kinds, _kinds),
     }
+
+
+def saves_with_deepspeed(directory: str, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Train the launcher's GPT for 3 steps with DeepSpeed's own schedule and checkpoint."""
+    torch.manual_seed(3)
+    config = {
+        "train_batch_size": 2 * dist.get_world_size(),
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3},
+        "optimizer": ADAMW,
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 9}},
+    }
+    with deepspeed.zero.Init(config_dict_or_path=config):
+        model = GPT(**sizes)
+    ds_engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=list(model.parameters()), config=config
+    )
+    for step in range(3):
+        loss = ds_engine(**_batch(step))
+        ds_engine.backward(loss)
+        ds_engine.step()
+    ds_engine.save_checkpoint(directory)
+    return _whole(ds_engine)
 
 
 def resumes_elsewhere(directory: str) -> dict[str, Any]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from tests import tiny_run
 
 # So small a rate leaves every fp32 weight as it is, in all its bits.
-STILL = ("experiment=tiny", "optimizer.lr=1e-30", "checkpoint.every_steps=1", "launch.ranks=2")
+RATE = 1e-30
+STILL = ("experiment=tiny", f"optimizer.lr={RATE}", "checkpoint.every_steps=1", "launch.ranks=2")
 
 
 def train(run: Path, *overrides: str) -> subprocess.CompletedProcess[str]:

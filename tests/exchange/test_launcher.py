@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -13,10 +15,13 @@ from engine import inspect
 from engine.__main__ import main
 from engine.format import tree
 from engine.protocol.layout import CheckpointDirectory
+from launcher.builders import learning_rate_factor
 from launcher.gpt import GPT
 from tests import tiny_run
+from tests.distributed.ranks import run_ranks
 from tests.exchange import stored
-from tests.exchange.still import train
+from tests.exchange.still import RATE, train
+from tests.launcher.test_config import compose
 
 SIZES = {"vocab_size": 257, "seq_len": 32, "layers": 2, "heads": 2, "width": 32}
 
@@ -76,3 +81,27 @@ def test_a_directory_that_is_not_there_is_said_at_once(tmp_path: Path) -> None:
     wanted = f"model.init_from={tmp_path}/absent: there is no such file or directory."
     assert wanted in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_of_deepspeed_alone_moves_over(tmp_path: Path) -> None:
+    """Its weights and steps go on; its schedule is of another kind, so the run's own takes over."""
+    source, run = tmp_path / "deepspeed", tmp_path / "run"
+    run_ranks("tests.exchange.cases:saves_with_deepspeed", 2, directory=str(source), sizes=SIZES)
+    assert main(["import", str(source), "--out", str(run / "checkpoints")]) == 0
+    done = train(run, "train.steps=4", "resume=must")
+    assert done.returncode == 0, done.stderr
+    assert "resumes at step 3" in done.stderr
+    assert "was imported from" in done.stderr
+    (event,) = tiny_run.events(run, "schedule_not_carried")
+    assert "'last_batch_iteration'" in event["reason"]
+    assert tiny_run.events(run, "rng_not_stored")
+    schedule = compose("experiment=tiny").schedule
+    (line,) = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
+    assert line["step"] == 4
+    assert line["lr"] / RATE == pytest.approx(learning_rate_factor(3, schedule, 4))
+    out = tmp_path / "out"
+    assert main(["export", str(run), "--tag", "global_step3", "--out", str(out)]) == 0
+    before = stored.exported(out)
+    shutil.rmtree(out)
+    assert main(["export", str(run), "--out", str(out)]) == 0
+    stored.assert_equal(stored.exported(out), before)
