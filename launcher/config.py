@@ -170,6 +170,9 @@ class CheckpointSettings:
     """Both images still being written when a save is due: `wait` for one, or `skip` this save."""
     exclude_frozen: bool
     """Do not store frozen parameters: for adapters on a large base, which every start loads."""
+    verify_on_resume: str
+    """`full` digests every shard of the checkpoint that is resumed from; `size` only looks at sizes
+    and headers, and trains on with whatever a bad disk has made of the data."""
     paranoid: bool
     """Read every checkpoint back, and compare it with the state that was live at its step."""
 
@@ -205,6 +208,10 @@ class CheckpointSettings:
         _require(
             self.when_busy in ("wait", "skip"),
             f"checkpoint.when_busy={self.when_busy!r}: wanted wait or skip.",
+        )
+        _require(
+            self.verify_on_resume in ("full", "size"),
+            f"checkpoint.verify_on_resume={self.verify_on_resume!r}: wanted full or size.",
         )
 
 

@@ -230,6 +230,7 @@ class Session:
                 when_busy=checkpoint.when_busy,
                 exclude_frozen=checkpoint.exclude_frozen,
                 base_name=self._settings.init_from or self._settings.model["_target_"],
+                verify_on_resume=checkpoint.verify_on_resume,
                 paranoid=checkpoint.paranoid,
             ),
             on_event=self._event,

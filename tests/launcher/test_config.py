@@ -111,6 +111,7 @@ def test_a_run_directory_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) 
         (["checkpoint.local_dir=scratch"], ["checkpoint.local_dir='scratch'", "absolute path"]),
         (["checkpoint.max_failures=0"], ["checkpoint.max_failures=0", "1 or more"]),
         (["checkpoint.when_busy=never"], ["checkpoint.when_busy='never'", "wait or skip"]),
+        (["checkpoint.verify_on_resume=no"], ["verify_on_resume='no'", "full or size"]),
         (["checkpoint.keep_best={metric: loss}"], ["checkpoint.keep_best.mode is not set"]),
         (
             ["checkpoint.keep_best={metric: accuracy, mode: max, count: 1}"],
