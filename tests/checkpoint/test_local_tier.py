@@ -122,6 +122,18 @@ def test_what_follows_comes_from_the_nodes_disk_and_the_image_is_free(nodes: Nod
     read_whole(nodes.run.directory.tag("global_step1"))
 
 
+def test_writers_send_on_what_is_local_before_they_sign_off(nodes: Nodes) -> None:
+    ranks = nodes.start(bytes_per_second=_SLOW / 4)
+    for rank in ranks:
+        rank.save(1)
+    for rank in ranks:
+        rank.await_told("persisted_locally")
+        rank.link.close()
+    attempt = nodes.run.directory.attempt(0)
+    wait_for(lambda: os.path.exists(attempt.closed), WAIT_SECONDS, "rank 0's has signed off")
+    read_whole(nodes.run.directory.tag("global_step1"))
+
+
 # (moment, the occurrence of it, rank of the writer) -> where the next attempt finds the save
 _LOCAL, _SHARED = "local", "shared"
 _MOMENTS = {
@@ -272,6 +284,7 @@ def test_only_so_many_saves_wait_for_a_slow_shared_directory(nodes: Nodes) -> No
         rank_0.save(step)
         rank_0.await_told("persisted_locally", count=step)
     assert rank_0.handover.held_images == set()
+    assert _steps(nodes.disks[0]) == list(range(1, BACKLOG + 2)), "none of them is elsewhere yet"
     assert rank_0.handover.busy.startswith(f"{BACKLOG + 1} saves are still on their way")
 
 
