@@ -29,7 +29,7 @@ def toys(root: str) -> dict[str, Any]:
     """Run the cases that take a Toy: tied, frozen, with a buffer, in two param groups."""
     return {
         case.__name__: case(os.path.join(root, case.__name__))
-        for case in (masters_come_back, other_precisions, refused_directories)
+        for case in (masters_come_back, other_precisions, other_engines, refused_directories)
     }
 
 
@@ -74,6 +74,36 @@ def other_precisions(directory: str) -> dict[str, Any]:
         "weights": [_whole(first), _whole(second)],
         "masters": [_digest_masters(first, rounded), _masters(second)],
     }
+
+
+def other_engines(directory: str) -> dict[str, Any]:
+    """Start engines of other precision, or with their state elsewhere, from an export in fp32."""
+    first = toy.make_engine()
+    toy.train(first, 1, 3)
+    _save(first, directory, 3)
+    out = _export(directory, "fp32")
+    found = {}
+    offload = {"stage": 3, "sub_group_size": 120, "offload_optimizer": {"device": "cpu"}}
+    for name, settings in {
+        "fp32": {"bf16": {"enabled": False}},
+        "optimizer on the CPU": {
+            "zero_optimization": offload,
+            "zero_force_ds_cpu_optimizer": False,
+        },
+        "parameters on the CPU": {
+            "zero_optimization": {**offload, "offload_param": {"device": "cpu"}},
+            "zero_force_ds_cpu_optimizer": False,
+        },
+    }.items():
+        ds_engine = _changed(toy.make_engine(settings=settings))
+        engine.initialize_from(ds_engine, out)
+        weights = _whole(ds_engine)
+        if name == "fp32":
+            assert all(digest.startswith("torch.float32") for digest in weights.values())
+        else:
+            assert weights == _whole(first), name
+        found[name] = [_masters(first), _masters(ds_engine)]
+    return found
 
 
 def refused_directories(directory: str) -> dict[str, str]:

@@ -30,6 +30,12 @@ def test_training_copies_come_back_from_bf16(toys: list[dict[str, Any]]) -> None
             assert before == after
 
 
+def test_engines_of_other_kinds_take_the_masters(toys: list[dict[str, Any]]) -> None:
+    for rank in toys:
+        for kind, (before, after) in rank["other_engines"].items():
+            assert before == after, kind
+
+
 def test_what_does_not_fit_is_listed_on_all_ranks(toys: list[dict[str, Any]]) -> None:
     for rank in toys:
         found = rank["refused_directories"]
