@@ -5,7 +5,7 @@ ends before the run begins, imports torch for its checks.
 """
 
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from engine.protocol.acquire import RunHeldError, refuse_if_held
@@ -60,7 +60,7 @@ def start(
     )
 
 
-def ranks_of(settings: Settings, environ: MutableMapping[str, str]) -> int:
+def ranks_of(settings: Settings, environ: Mapping[str, str]) -> int:
     """Return how many ranks will be started.
 
     Raises:

@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Sequence
 
 _MODULES = {
+    "doctor": "launcher.doctor",
     "status": "launcher.seeing.status",
 }
 

@@ -25,7 +25,12 @@ ALLOWED = {
 KNOW_DEEPSPEED = ("engine.checkpoint", "engine.resume", "launcher")
 # DeepSpeed's own checkpoints are pickles: they are read there, from a list of safe types.
 UNPICKLES = Path("engine/exchange/deepspeed_files.py")
-READ_THE_ENVIRONMENT = ("launcher/__main__.py", "launcher/keep.py", "engine/bring_up.py")
+READ_THE_ENVIRONMENT = (
+    "launcher/__main__.py",
+    "launcher/doctor.py",
+    "launcher/keep.py",
+    "engine/bring_up.py",
+)
 
 
 def _modules(package: str) -> list[Path]:
@@ -101,6 +106,10 @@ def test_no_pickle() -> None:
         ("engine.checkpoint.writer", "torch deepspeed hydra numpy"),
         ("launcher.__main__ launcher.keeper launcher.keep", "torch deepspeed hydra numpy"),
         ("launcher.train launcher.spawn launcher.config", "torch deepspeed"),
+        (
+            "launcher.start launcher.sweep launcher.doctor launcher.launch_slurm",
+            "torch deepspeed",
+        ),
     ],
 )
 def test_what_must_stay_light(modules: str, heavy: str) -> None:
