@@ -5,12 +5,13 @@
     python -m engine verify DIR [--tag T | --all]   read every byte, and name what is damaged
     python -m engine stream DIR --step N            what was in that step's batch
     python -m engine stream DIR --sample K          the same of one sample, with its whole text
+    python -m engine diff DIR TAG TAG               which weights moved between two, and how far
     python -m engine export DIR --out OUT           its weights, for Hugging Face's from_pretrained
     python -m engine import SRC --out DIR           a checkpoint that DeepSpeed's ZeRO-3 has saved
 
 DIR is a run directory, a checkpoints directory, or one checkpoint's directory. Exit codes: 0 all is
-well, 1 a checkpoint is damaged or its data are gone, 2 there is nothing such to look at, what is to
-be written cannot be, or the arguments are wrong.
+well, 1 a checkpoint is damaged, its data are gone, or its weights stand still, 2 there is nothing
+such to look at, what is to be written cannot be, or the arguments are wrong.
 """
 
 import argparse
@@ -76,6 +77,14 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--sample", type=int, help="one sample offset; its text is printed whole")
     stream.add_argument("--tag", help="by this checkpoint's record; the newest unless given")
     stream.add_argument("--tokenizer", metavar="FILE", help="a tokenizers JSON file, to decode by")
+    diff = add("diff", _diff, "Say which weights moved between two checkpoints, and how far.")
+    diff.add_argument("before", metavar="TAG", help="the earlier one: global_step<number>")
+    diff.add_argument("after", metavar="TAG", help="the later one")
+    diff.add_argument("--top", type=_count, metavar="N", help="show the N that moved most")
+    diff.add_argument("--json", action="store_true", help="all of it, for programs")
+    diff.add_argument(
+        "--verify", default="full", choices=("full", "size"), help="compare digests, or sizes only"
+    )
     export = add("export", _export, "Write a checkpoint's weights for from_pretrained.")
     export.add_argument("--tag", help="global_step<number> or a stray's name; else the newest")
     export.add_argument("--out", required=True, metavar="OUT", help="a directory, made by this")
@@ -171,6 +180,30 @@ def _stream(options: argparse.Namespace) -> int:
     return EXIT_DAMAGED if batch.errors else 0
 
 
+def _diff(options: argparse.Namespace) -> int:
+    from engine.exchange import compared  # numpy: only for this command
+    from engine.exchange.checkpoint import StoredWeights
+    from engine.exchange.compare import Compare
+
+    place = inspect.locate(options.dir)
+    before, after = (inspect.choose(place, tag) for tag in (options.before, options.after))
+    with (
+        StoredWeights(before, whole=False) as earlier,
+        StoredWeights(after, whole=False) as later,
+    ):
+        work = Compare(earlier, later, full=options.verify == "full")
+        with _progress_bar(f"{options.before} {options.after}", work.work_bytes) as progress:
+            found = work.run(progress)
+    if options.json:
+        print(json.dumps(compared.as_json(found), indent=2))
+    else:
+        print(*compared.lines(found, options.top), sep="\n")
+    alarm = compared.alarm(found)
+    if alarm is not None:
+        print(f"engine: {alarm}", file=sys.stderr)
+    return 0 if alarm is None else EXIT_DAMAGED
+
+
 def _export(options: argparse.Namespace) -> int:
     from engine.exchange import export, shards  # numpy: only for this command
     from engine.exchange.checkpoint import StoredWeights
@@ -208,6 +241,13 @@ def _import(options: argparse.Namespace) -> int:
         print(f"note: {note}", file=sys.stderr)
     print(f"{done.tag}: imported from {source.path}, {done.world_size} ranks, into {options.out}")
     return 0
+
+
+def _count(text: str) -> int:
+    """Return a number of rows that the command line gives."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text}: wanted a number from 1")
+    return int(text)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """The words that `everstep` takes in place of overrides: tools that look at runs.
 
-Each is a module's `main(arguments) -> exit code`, imported only when it is asked for.
+Each is a module's `main(arguments) -> exit code`, imported only when it is asked for. The engine's
+own commands that are asked for the morning after have a word here, too.
 """
 
 import importlib
@@ -10,14 +11,19 @@ _MODULES = {
     "doctor": "launcher.doctor",
     "status": "launcher.seeing.status",
 }
+_OF_THE_ENGINE = ("diff",)
 
 
 def is_tool(arguments: Sequence[str]) -> bool:
     """Tell whether a command line is a tool's. No override is one word without `=`."""
-    return bool(arguments) and arguments[0] in _MODULES
+    return bool(arguments) and arguments[0] in (*_MODULES, *_OF_THE_ENGINE)
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the tool that the first argument names, and return its exit code."""
+    if arguments[0] in _OF_THE_ENGINE:
+        from engine.__main__ import main
+
+        return main(arguments)
     code: int = importlib.import_module(_MODULES[arguments[0]]).main(arguments[1:])
     return code

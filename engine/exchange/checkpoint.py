@@ -73,8 +73,12 @@ class StoredWeights:
         weights: parameters in layout order, then frozen ones, then persistent buffers.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, whole: bool = True) -> None:
         """Open the checkpoint at `path` and read its manifest.
+
+        Args:
+            whole: refuse a checkpoint that was saved without its frozen weights; else `weights`
+                has those that it holds.
 
         Raises:
             FormatError: the manifest is damaged.
@@ -87,7 +91,8 @@ class StoredWeights:
             raise ExchangeError(f"{path}: cannot be opened: {error.strerror}") from error
         try:
             self.manifest: Manifest = read_manifest(self._dir_fd, path)
-            _require_frozen(self.manifest, path)
+            if whole:
+                _require_frozen(self.manifest, path)
         except BaseException as error:
             os.close(self._dir_fd)
             if isinstance(error, OSError):
@@ -160,6 +165,18 @@ class StoredWeights:
         return array("q", (entries[weight.entry].begin for weight in self.weights))
 
 
+def read_at(descriptor: int, begin: int, end: int) -> memoryview:
+    """Return the bytes [begin, end) of an open shard. Raises ExchangeError if it ends before."""
+    window = memoryview(bytearray(end - begin))
+    at = begin
+    while at < end:
+        count = os.preadv(descriptor, [window[at - begin :]], at)
+        if count == 0:
+            raise ExchangeError(f"a shard ends at byte {at}: it was changed while it was read")
+        at += count
+    return window
+
+
 def _require_frozen(manifest: Manifest, path: str) -> None:
     if manifest.base is None:
         return
@@ -174,6 +191,8 @@ def _require_frozen(manifest: Manifest, path: str) -> None:
 
 def _weights_of(manifest: Manifest) -> Iterator[Weight]:
     for parameter in manifest.parameters:
+        if manifest.base is not None and not parameter.trainable:
+            continue
         kind, stored = "frozen", parameter.dtype
         if parameter.master_dtype is not None:
             kind, stored = "master", parameter.master_dtype

@@ -53,6 +53,19 @@ _LARGEST = {
 FLOATING = frozenset(_READ)
 """Dtypes that can be converted."""
 
+_NUMPY = {
+    "BOOL": "?",
+    "U8": "<u1",
+    "I8": "<i1",
+    "U16": "<u2",
+    "I16": "<i2",
+    "U32": "<u4",
+    "I32": "<i4",
+    "U64": "<u8",
+    "I64": "<i8",
+    "C64": "<f4",
+}
+
 
 def converter(name: str, source: str, target: str) -> Convert:
     """Return what turns elements of dtype `source` into those of dtype `target`.
@@ -83,6 +96,34 @@ def converter(name: str, source: str, target: str) -> Convert:
         return converted.data
 
     return convert
+
+
+def values_of(data: memoryview, dtype: str) -> _Array:
+    """Return the numbers that little-endian elements of any stored dtype are, in a dtype of numpy.
+
+    A complex number gives two, its real and its imaginary part. Nothing is rounded.
+    """
+    if dtype in _READ:
+        return _READ[dtype](np.frombuffer(data, np.uint8))
+    if dtype == "F8_E5M2":  # the upper byte of a float16
+        return (np.frombuffer(data, "<u1").astype("<u2") << np.uint16(8)).view("<f2")
+    if dtype == "F8_E4M3":
+        values: _Array = _E4M3[np.frombuffer(data, "<u1")]
+        return values
+    return np.frombuffer(data, _NUMPY[dtype])
+
+
+def _e4m3() -> _Array:
+    """Return the value of each of the 256 numbers: bias 7, no infinity, NaN with all bits set."""
+    bits = np.arange(256)
+    exponent, fraction = bits >> 3 & 15, bits & 7
+    normal = (1 + fraction / 8) * 2.0 ** (exponent - 7)
+    values: _Array = np.where(exponent == 0, fraction * 2.0**-9, normal).astype("<f4")
+    values[bits & 127 == 127] = np.nan
+    return np.where(bits & 128, -values, values)
+
+
+_E4M3 = _e4m3()
 
 
 def _refuse_lost(name: str, values: _Array, target: str) -> None:

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from engine.exchange import companions, shards
-from engine.exchange.checkpoint import Piece, StoredWeights
+from engine.exchange.checkpoint import Piece, StoredWeights, read_at
 from engine.exchange.convert import FLOATING, Convert, converter
 from engine.exchange.errors import ExchangeError
 from engine.exchange.shards import OutputShard
@@ -187,7 +187,7 @@ class Export:
         at = shard.plan.spans[weight.name][0] + piece.first * ITEMSIZE[dtype]
         for begin in range(piece.begin, piece.end, WINDOW_BYTES):
             end = min(begin + WINDOW_BYTES, piece.end)
-            converted = convert(_read_at(source, begin, end))
+            converted = convert(read_at(source, begin, end))
             _write_at(target, converted, at)
             at += len(converted)
             progress(len(converted))
@@ -216,17 +216,6 @@ def _locked(directory: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _read_at(descriptor: int, begin: int, end: int) -> memoryview:
-    window = memoryview(bytearray(end - begin))
-    at = begin
-    while at < end:
-        count = os.preadv(descriptor, [window[at - begin :]], at)
-        if count == 0:
-            raise ExchangeError(f"a shard ends at byte {at}: it was changed while it was read")
-        at += count
-    return window
 
 
 def _write_at(descriptor: int, data: memoryview, at: int) -> None:
