@@ -20,7 +20,6 @@ from typing import Any
 from launcher.errors import NoProgressError
 from launcher.rank import RankProcess
 from launcher.run_directory import JsonLines
-from launcher.slurm_job import TimeLimit
 
 DONE = 0
 FAILED = 1
@@ -64,17 +63,11 @@ def attempts_without_progress(records: Sequence[Mapping[str, Any]], from_step: i
         if end is not None and end["exit_code"] in (DONE, SAVED, BAD_CONFIG, NO_PROGRESS):
             if end["exit_code"] in (BAD_CONFIG, NO_PROGRESS):
                 continue  # refused at start: it says nothing about the run
-            if not _had_no_time(end):
-                break
+            break
         if start is not None and start["from_step"] != from_step:
             break
         count += 1
     return count
-
-
-def _had_no_time(end: Mapping[str, Any]) -> bool:
-    """An attempt whose job's time was over before its first step; so will be the next one's."""
-    return bool(end.get("cause") == TimeLimit.CAUSE and end["step"] == end["from_step"])
 
 
 def check_progress(records: Sequence[Mapping[str, Any]], from_step: int, limit: int) -> None:

@@ -22,6 +22,20 @@ def trainers(run: Path) -> list[int]:
     return _ranks(run)[0]
 
 
+def trainers_by_rank(run: Path) -> dict[int, int]:
+    """The same, by rank, where the environment that they were started with has one."""
+    found = {}
+    for pid in trainers(run):
+        words = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        found.update({int(w.partition("=")[2]): pid for w in words if w.startswith("RANK=")})
+    return found
+
+
+def is_trainer(pid: int) -> bool:
+    """Whether a process is a launcher below a launcher: a trainer, not a keeper or a starter."""
+    return _is_launcher(_command(pid)) and _is_launcher(_command(_parent(pid)))
+
+
 def keepers(run: Path) -> list[int]:
     """Pids of the keepers: launchers that are a trainer's parent."""
     return _ranks(run)[1]

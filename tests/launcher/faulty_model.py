@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -35,11 +36,13 @@ class FaultyGPT(GPT):
         if (
             self._strikes_here
             and self._forwards == self._at_forward
-            and not self._fired.exists()  # once in the life of the run
+            and (self._fault == "raise_always" or not self._fired.exists())  # once in a run's life
         ):
             self._fired.touch()
-            if self._fault == "raise":
+            if self._fault.startswith("raise"):
                 raise RuntimeError("a fault that a test declared")
             if self._fault == "hang":
                 threading.Event().wait()
+            if self._fault == "terminate":
+                os.kill(os.getpid(), signal.SIGTERM)
         return super().forward(input_ids, labels)

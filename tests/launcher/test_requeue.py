@@ -12,7 +12,6 @@ from launcher.errors import NoProgressError
 from launcher.rank import RankProcess
 from launcher.requeue import AttemptLog, attempts_without_progress, check_progress, write_status
 from launcher.run_directory import JsonLines
-from launcher.slurm_job import TimeLimit
 from launcher.stop import StopRequest
 from launcher.topology import Topology
 
@@ -29,9 +28,6 @@ def attempt(name: str, from_step: int | None, exit_code: int | None) -> list[dic
 
 CRASHED_AT_400 = [*attempt("a", 400, None), *attempt("b", 400, 1), *attempt("c", None, None)]
 
-OUT_OF_TIME_AT_400 = attempt("t", 400, requeue.SAVED)
-OUT_OF_TIME_AT_400[-1] |= {"from_step": 400, "step": 400, "cause": TimeLimit.CAUSE}
-
 
 @pytest.mark.parametrize(
     ("records", "count"),
@@ -47,7 +43,6 @@ OUT_OF_TIME_AT_400[-1] |= {"from_step": 400, "step": 400, "cause": TimeLimit.CAU
         pytest.param(
             [*attempt("a", 400, requeue.SAVED), *attempt("b", 400, None)], 1, id="then a crash"
         ),
-        pytest.param([*CRASHED_AT_400, *OUT_OF_TIME_AT_400], 4, id="then no time for a step"),
         pytest.param(
             [*CRASHED_AT_400, *attempt("d", None, requeue.BAD_CONFIG)], 3, id="then a typo"
         ),
