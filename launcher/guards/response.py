@@ -4,10 +4,11 @@ By then the attempt is closed and its last save committed. Nothing here raises: 
 for the answer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.format.errors import FormatError
-from engine.format.manifest import Manifest
+from engine.format.manifest import Draft
 from engine.protocol import takeover
 from engine.protocol.layout import CheckpointDirectory
 from launcher.config import Settings
@@ -35,20 +36,20 @@ class Response:
             attempt: whose alarm it is.
             skip: the samples that a rollback leaves out.
         """
+        sound: Draft | None = None
         try:
-            directory = CheckpointDirectory(self.settings.checkpoint.dir)
-            committed, _ = takeover.committed(directory)
+            committed, _ = takeover.committed(CheckpointDirectory(self.settings.checkpoint.dir))
+            sound = newest_sound(committed, [*self.rollbacks.ranges(), skip])
             if alarm.action == "rollback":
                 self._go_back(alarm, attempt, skip, committed)
                 return BACK
             why = f"guard.on_{alarm.kind}=stop"
-            sound = newest_sound(committed, [*self.rollbacks.ranges(), skip])
         except (RefusedRollbackError, ConfigError, FormatError, OSError) as error:
-            why, sound = str(error), None
+            why = str(error)
         self.progress.say(self._advice(alarm, skip, why, sound))
         return STOP
 
-    def _go_back(self, alarm: Alarm, attempt: int, skip: Range, committed: list[Manifest]) -> None:
+    def _go_back(self, alarm: Alarm, attempt: int, skip: Range, committed: Sequence[Draft]) -> None:
         limit = self.settings.guard.max_rollbacks
         target = self.rollbacks.go_back(alarm, attempt, skip, limit, committed)
         self.progress.event(
@@ -67,9 +68,9 @@ class Response:
             f"guard.max_rollbacks={limit}."
         )
 
-    def _advice(self, alarm: Alarm, skip: Range, why: str, sound: object) -> str:
+    def _advice(self, alarm: Alarm, skip: Range, why: str, sound: Draft | None) -> str:
         run = self.settings.run
-        back = f"resume={sound.tag} " if isinstance(sound, Manifest) else ""
+        back = "" if sound is None else f"resume={sound.tag} "
         return (
             f"guard: {alarm.words}. The run stops without saving that step: {why}.\n"
             f"  To see the batch:      python -m engine stream {run.dir} --step {alarm.step}\n"

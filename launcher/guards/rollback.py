@@ -72,7 +72,7 @@ class Rollbacks:
         before = self.ranges()
         if len(before) >= limit:
             raise RefusedRollbackError(
-                f"it has gone back {len(before)} times before, and guard.max_rollbacks={limit}"
+                f"all of guard.max_rollbacks={limit} have been made in the life of the run"
             )
         target = newest_sound(committed, [*before, skip])
         if target is None:
