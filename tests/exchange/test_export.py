@@ -230,22 +230,29 @@ def test_an_interrupted_export_is_taken_up(
     assert sorted(os.listdir(tmp_path)) == sorted([source.name, "out"])
 
 
-@pytest.mark.parametrize("change", ["save", "dtype"])
-def test_another_export_does_not_take_it_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
+def test_an_export_of_another_save_does_not_take_it_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The files have the same names and sizes."""
     source, out = _checkpoint(tmp_path), tmp_path / "out"
     _interrupted(source, out, 3, "--shard-size", "1B")
-    if change == "save":
-        masters = {name: value + 1 for name, value in MASTERS.items()}
-        save_id = "a0009.s0001.global_step500.5ca1ab1e"
-        source = _checkpoint(tmp_path, masters=masters, save_id=save_id)
-    assert _export(source, out, "--shard-size", "1B", "--dtype", "fp32") == 0
+    masters = {name: value + 1 for name, value in MASTERS.items()}
+    newer = _checkpoint(tmp_path, masters=masters, save_id="a0009.s0001.global_step500.5ca1ab1e")
+    assert _export(newer, out, "--shard-size", "1B") == 0
     assert "kept" not in capsys.readouterr().out
-    wanted = _wanted(torch.float32)
-    if change == "save":
-        wanted |= masters
-    stored.assert_equal(stored.exported(out), wanted)
+    trained = {name: value.bfloat16() for name, value in masters.items()}
+    stored.assert_equal(stored.exported(out), {**_wanted(), **trained})
+
+
+def test_an_export_in_another_dtype_does_not_take_it_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """bf16 and fp16 have the same sizes."""
+    source, out = _checkpoint(tmp_path), tmp_path / "out"
+    _interrupted(source, out, 3, "--shard-size", "1B", "--dtype", "bf16")
+    assert _export(source, out, "--shard-size", "1B", "--dtype", "fp16") == 0
+    assert "kept" not in capsys.readouterr().out
+    stored.assert_equal(stored.exported(out), _wanted(torch.float16))
 
 
 def test_a_second_export_at_the_same_time_is_refused(
