@@ -8,10 +8,9 @@ that. Only then is the attempt's line of history recorded, so that a start that 
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,12 +18,11 @@ import torch
 from engine.checkpoint import base
 from engine.checkpoint.collective import Severity
 from engine.checkpoint.session import Session
-from engine.checkpoint.zero3 import optimizer_kind
 from engine.format.errors import FormatError
 from engine.format.manifest import Manifest
 from engine.protocol import adoption, history, local, takeover
 from engine.protocol.history import History
-from engine.resume import reshard, restore, validate
+from engine.resume import restore, validate
 from engine.resume.choose import Candidate, Choice, choose
 from engine.resume.errors import (
     DamagedShardError,
@@ -32,9 +30,7 @@ from engine.resume.errors import (
     NothingToResumeError,
     ResumeError,
 )
-from engine.resume.shard_reader import ShardReader
-from engine.resume.targets import Targets
-from engine.resume.windows import Windows
+from engine.resume.reading import ReadPart, read_nearest
 
 logger = logging.getLogger(__name__)
 
@@ -56,17 +52,6 @@ class Resumed:
     rng: dict[str, torch.Tensor]
     rng_is_own: bool
     is_local: bool = False
-
-
-@dataclass(frozen=True)
-class _Read:
-    """What this rank has read of a candidate that is whole on all ranks."""
-
-    candidate: Candidate
-    targets: Targets
-    bytes_read: int
-    seconds: float
-    from_local: bool
 
 
 class Resumer:
@@ -157,11 +142,11 @@ class Resumer:
         if manifest.base is not None:
             validate.check_base(manifest, base.digests_of(self._session), self._base_name)
 
-    def _read(self, candidate: Candidate, whole: dict[str, torch.Tensor]) -> _Read | None:
+    def _read(self, candidate: Candidate, whole: dict[str, torch.Tensor]) -> ReadPart | None:
         """Read a candidate on all ranks; None if one cannot and the next may be tried."""
         read, severity, reason = None, Severity.NONE, ""
         try:
-            read = self._read_nearest(candidate, whole)
+            read = read_nearest(self._session, candidate, whole, full=self._full)
         except MismatchError as error:
             severity, reason = Severity.STOP, str(error)
         except DamagedShardError as error:
@@ -196,48 +181,7 @@ class Resumer:
                 f"{reason}\nStart the ranks on the nodes that saved it, or name another checkpoint"
             )
 
-    def _read_nearest(self, candidate: Candidate, whole: dict[str, torch.Tensor]) -> _Read:
-        """Read this rank's part from its node's own disk if it is there, else from the shared one.
-
-        Raises DamagedShardError, MismatchError.
-        """
-        disk, manifest = self._session.local, candidate.manifest
-        if disk is None or manifest.world_size != disk.world_size:
-            return self._read_mine(candidate, whole)
-        path = disk.file(manifest.save_id)
-        is_here = os.path.exists(path)  # no other host makes it: not to be waited for
-        if not is_here and candidate.is_local:
-            raise DamagedShardError(f"{path}: there is no such file")
-        if is_here:
-            near = replace(candidate, shards=disk.directory(manifest.save_id))
-            try:
-                return self._read_mine(near, whole)
-            except DamagedShardError as error:
-                if candidate.is_local:
-                    raise
-                logger.warning("read from %s instead: %s", candidate.path, error)
-                self._session.emit("local_unusable", tag=manifest.tag, reason=str(error))
-        return self._read_mine(candidate, whole)
-
-    def _read_mine(self, candidate: Candidate, whole: dict[str, torch.Tensor]) -> _Read:
-        manifest, layout = candidate.manifest, self._session.layout
-        group_count = len(self._session.ds_engine.optimizer.optimizer.param_groups)
-        kind = optimizer_kind(self._session.ds_engine)
-        validate.check(manifest, layout, kind, group_count, whole)
-        wanted = validate.wanted_whole(manifest, layout, whole)
-        targets = Targets.of(manifest, layout, [entry.name for entry in wanted])
-        checkers = reshard.checkers(manifest.world_size, layout.world_size)
-        mine = {shard for shard, rank in enumerate(checkers) if rank == layout.rank}
-        from_local = candidate.shards is not None
-        # A file of the local tier is nothing without its digest.
-        full = self._full or from_local
-        started = time.monotonic()
-        with Windows() as windows, ShardReader(candidate, windows, full=full) as reader:
-            reader.read(targets.takes, targets.tensors, mine)
-            seconds = time.monotonic() - started
-            return _Read(candidate, targets, reader.bytes_read, seconds, from_local)
-
-    def _restore(self, read: _Read, whole: dict[str, torch.Tensor], started: float) -> Resumed:
+    def _restore(self, read: ReadPart, whole: dict[str, torch.Tensor], started: float) -> Resumed:
         manifest, targets = read.candidate.manifest, read.targets
         saved_by, world_size = manifest.world_size, self._session.layout.world_size
         client_state = restore.restore(self._session, manifest, read.candidate.path, targets)

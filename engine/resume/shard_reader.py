@@ -9,7 +9,7 @@ comes to mean meanwhile does not matter.
 import os
 import time
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 import numpy as np
@@ -104,11 +104,12 @@ class ShardReader:
             spans = [(0, size)] if digested else [(run.begin, run.end) for run in runs]
             digest = xxhash.xxh3_128()
             scatter = _Scatter(runs, targets)
-            for begin, window in self._windows.read(descriptor, spans, size):
-                if digested:
-                    digest.update(window)
-                scatter.take_from(begin, window)
-                self.bytes_read += len(window)
+            with closing(self._windows.read(descriptor, spans, size)) as windows:
+                for begin, window in windows:
+                    if digested:
+                        digest.update(window)
+                    scatter.take_from(begin, window)
+                    self.bytes_read += len(window)
             assert scatter.is_complete, "the windows cover all runs"
         finally:
             os.close(descriptor)

@@ -10,7 +10,7 @@ import fcntl
 import mmap
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -52,10 +52,11 @@ class Windows:
 
     def read(
         self, descriptor: int, spans: Iterable[Range], file_size: int
-    ) -> Iterator[tuple[int, memoryview]]:
+    ) -> Generator[tuple[int, memoryview], None, None]:
         """Yield where each window begins in the file, and its bytes, until `spans` are covered.
 
-        A window is valid until the next one is asked for. Windows ascend and do not overlap; they
+        A window is valid until the next one is asked for. Close the generator before the
+        descriptor: reads may be under way. Windows ascend and do not overlap; they
         hold bytes beside the spans, too.
 
         Args:

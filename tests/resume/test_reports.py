@@ -8,7 +8,10 @@ from tests.resume.test_world_sizes import PAIRS, pair
 
 
 def test_1_another_number_of_ranks_loads(results: Results) -> None:
-    """DeepSpeed#2898, #3810, #5405: a checkpoint loads at the world size that saved it only."""
+    """DeepSpeed#2898, #3810, #5405: a checkpoint loads at the world size that saved it only.
+
+    (8 to 16 and back: `test_shard_reader`.)
+    """
     for saved_by, size in ((3, 2), (2, 3), (2, 1), (1, 4), (4, 2)):
         saved, resumed = pair(results, saved_by, size)
         assert resumed["state"] == saved["state"]
