@@ -20,9 +20,11 @@ bench: $(VENV)/.installed-dev
 
 # Chains of attempts that are killed at random moments, as long as you like; a seed is drawn.
 ATTEMPTS ?= 1000
+RUN_ATTEMPTS ?= 25
 endure: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.protocol.driver --attempts $(ATTEMPTS)
 	$(BIN)/python -m tests.protocol.driver --attempts $(ATTEMPTS) --zombies
+	$(BIN)/python -m tests.endurance --attempts $(RUN_ATTEMPTS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
