@@ -8,10 +8,13 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from launcher import interval
+from launcher.config import AutoSettings
 from launcher.interval import Costs, Plan
+from launcher.seeing import records, timeline
 
 _REMEMBERED_SAVES = 5
 _WORTH_SAYING = 0.2  # of the interval
@@ -65,6 +68,16 @@ class Planner:
         ):
             self._said = now
             self._say(_words(now, costs))
+
+
+def planner_of(auto: AutoSettings | None, run: Path, say: Callable[[str], None]) -> Planner | None:
+    """Return the planner that `checkpoint.auto` asks for; `run` is the directory of the run."""
+    if auto is None:
+        return None
+    if auto.mtbf_hours is not None:
+        return Planner(auto.mtbf_hours * 3600, say)
+    attempts = timeline.attempts_of(records.read(run))
+    return Planner(interval.estimated_mtbf_seconds(attempts), say)
 
 
 def _words(plan: Plan, costs: Costs) -> str:

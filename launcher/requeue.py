@@ -23,7 +23,7 @@ from launcher.run_directory import JsonLines
 
 DONE = 0
 FAILED = 1
-NO_PROGRESS = 70
+NO_PROGRESS = 70  # or stopped by a guard: in both cases a person is needed
 SAVED = 75
 BAD_CONFIG = 78
 

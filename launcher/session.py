@@ -21,8 +21,8 @@ from engine.exchange import companions
 from engine.format.errors import FormatError
 from engine.format.manifest import Manifest
 from engine.stream import Stream, StreamLoader
-from launcher import builders, interval, logs, process_group, requeue, same_run
-from launcher.cadence import Cadence, Planner
+from launcher import builders, logs, process_group, requeue, same_run
+from launcher.cadence import Cadence, planner_of
 from launcher.config import Settings
 from launcher.control import ControlFiles, refuse_leftover_stop
 from launcher.council import Council
@@ -41,7 +41,6 @@ from launcher.rank import RankProcess
 from launcher.requeue import AttemptLog
 from launcher.run_directory import RunDirectory
 from launcher.schema import differences
-from launcher.seeing import records, timeline
 from launcher.slurm_job import SlurmJob, TimeLimit
 from launcher.starter_link import RankSide
 from launcher.stop import Agreement
@@ -101,7 +100,8 @@ class Session:
             total_steps=settings.train.steps,
             tokens_per_step=settings.batch.global_size * settings.data.seq_len,
         )
-        self._planner = self._plan() if process.topology.rank == 0 else None
+        auto = settings.checkpoint.auto if process.topology.rank == 0 else None
+        self._planner = planner_of(auto, directory.path, self._progress.say)
 
     def train(self) -> tuple[int, str]:
         """Train until the run is complete or all agreed to stop.
@@ -172,16 +172,6 @@ class Session:
         skip = tuple(dict.fromkeys([*data.skip, *self._left_out]))
         self._settings = replace(self._settings, data=replace(data, skip=skip))
         return self._settled("data", lambda: builders.build_stream(self._settings))
-
-    def _plan(self) -> Planner | None:
-        """Plan saves where `checkpoint.auto` is set. Rank 0 only."""
-        auto = self._settings.checkpoint.auto
-        if auto is None:
-            return None
-        if auto.mtbf_hours is not None:
-            return Planner(auto.mtbf_hours * 3600, self._progress.say)
-        attempts = timeline.attempts_of(records.read(self._directory.path))
-        return Planner(interval.estimated_mtbf_seconds(attempts), self._progress.say)
 
     def _event(self, event: dict[str, Any]) -> None:
         """Take what the engine tells of saves."""

@@ -1,6 +1,7 @@
 """Going back in a process that has trained on: what the ranks of test_going_back.py do."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +36,14 @@ def goes_back(root: str) -> dict[str, Any]:
     resumed = checkpointer.resume(
         "auto", why_not=lambda manifest: "it is bad" if manifest.step > 2 else ""
     )
+    images = Path("/proc/self/maps").read_text().count("memfd:everstep-image")
     again = toy.train(ds_engine, resumed.step + 1, 4)
     assert checkpointer.save(4, sample_offset=16)
     assert checkpointer.close()
-    return {"refused": refused, "whole": whole, "again": again, "events": events}
+    return {
+        "refused": refused,
+        "whole": whole,
+        "again": again,
+        "events": events,
+        "images": images,
+    }

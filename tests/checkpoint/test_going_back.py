@@ -14,6 +14,7 @@ def test_going_back_in_one_process_is_exact_and_leaves_nothing_of_what_was_spoil
     results = run_ranks("tests.checkpoint.going_back:goes_back", 2, root=str(tmp_path))
     for result in results:
         assert result["again"] == result["whole"][2:]
+        assert result["images"] == 2, "those of the attempt before are gone"
         assert "they are all bad" in result["refused"]
         assert "set resume=never" in result["refused"]
     told = [(event["event"], event.get("tag")) for event in results[0]["events"]]
