@@ -50,12 +50,15 @@ def masters_come_back(directory: str) -> dict[str, Any]:
     second = _changed(toy.make_engine())
     assert _masters(second) != masters, "the target must differ before it takes the weights"
     identity = engine.initialize_from(second, out)
+    # As the launcher does it: what comes before has gathered the small parameters on every rank.
     third = _changed(toy.make_engine())
+    checkpointer = engine.attach(third, os.path.join(directory, "third"))
+    assert checkpointer.resume("auto") is None
     engine.initialize_from(third, out)
+    checkpointer.close()
     return {
         "masters": [masters, _masters(second)],
         "identity": sorted(identity["files"]),
-        # The persistent parameters' whole copies are used by the next forward.
         "trained": [_train(second), _train(third)],
         "training copies": [_whole(first), _whole_after_init(out)],
     }
