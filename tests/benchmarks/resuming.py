@@ -62,6 +62,8 @@ class Bench:
                 checkpointer.resume("never")
                 assert checkpointer.save(_STEPS, sample_offset=size)
                 assert checkpointer.close()
+                del checkpointer
+                _release(ds_engine)
         return sum(path.stat().st_size for path in self._shards(PAIRS[0][0]))
 
     def round(self) -> None:
@@ -90,7 +92,6 @@ class Bench:
         import engine
         from tests.benchmarks import saving
 
-        gc.collect()  # engines are cycles
         name = f"{saved_by} to {size}"
         ds_engine = saving.make_engine(self._megabytes, size)
         events: list[dict[str, Any]] = []
@@ -105,6 +106,7 @@ class Bench:
         self._note(f"{name}, read and checked", self._slowest(resumed["read_seconds"]))
         self._note(f"{name}, peak", self._slowest((_resident_bytes("VmHWM") - before) / own))
         checkpointer.close()
+        _release(ds_engine)
 
     def _read_raw(self) -> None:
         """Read this rank's shard, and do nothing with it."""
@@ -116,12 +118,12 @@ class Bench:
     def _load_deepspeed(self) -> None:
         from tests.benchmarks import saving
 
-        gc.collect()
         ds_engine = saving.make_engine(self._megabytes, PAIRS[0][1])
         directory = f"{self._directory}/deepspeed"
         self._make_cold(directory)
         load = self._timed(lambda: ds_engine.load_checkpoint(directory, tag="saved"))
         self._note("DeepSpeed, own load", load)
+        _release(ds_engine)
 
     def _load_universal(self) -> None:
         import torch.distributed as dist
@@ -147,6 +149,7 @@ class Bench:
         )
         self._note("DeepSpeed, universal conversion", conversion)
         self._note("DeepSpeed, universal load", load)
+        _release(ds_engine)
 
     # --- parts
 
@@ -203,6 +206,19 @@ def read_direct(path: Path) -> None:
     with ThreadPoolExecutor(_READS_IN_FLIGHT) as pool:
         list(pool.map(read_every_nth, range(_READS_IN_FLIGHT)))
     os.close(descriptor)
+
+
+def _release(ds_engine: Any) -> None:
+    """Give the memory of an engine back: DeepSpeed's hooks keep engines for ever."""
+    import torch
+
+    for parameter in ds_engine.module.parameters():
+        parameter.ds_tensor.data = torch.empty(0)
+    optimizer = ds_engine.optimizer
+    ds_engine.destroy()
+    ds_engine.checkpoint_engine = None  # and with it what was attached, images too
+    vars(optimizer).clear()
+    gc.collect()
 
 
 def _resident_bytes(what: str) -> int:
