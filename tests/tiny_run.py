@@ -64,7 +64,7 @@ def reference_losses() -> list[tuple[int, str]]:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=600,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

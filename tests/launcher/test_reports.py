@@ -79,9 +79,9 @@ class Life:
     survivors: list[int] = dataclasses.field(default_factory=list)
 
     def take(self, process: subprocess.Popen[str], before: str = "") -> None:
-        assert process.stdout is not None
-        self.said.append(before + process.stdout.read())
-        self.codes.append(process.wait())
+        said, _ = process.communicate()
+        self.said.append(before + said)
+        self.codes.append(process.returncode)
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +221,6 @@ def test_3_a_save_that_takes_longer_than_the_starters_patience(tmp_path: Path) -
     for end in ends:
         select.select([end], [], [], 120)
         os.close(end)
-    tags = list((tmp_path / "checkpoints").glob("global_step*"))
     wait_for(lambda: [*(tmp_path / "checkpoints").glob("global_step*")], 120, "commits")
     tags = list((tmp_path / "checkpoints").glob("global_step*"))
     assert (tags[0] / "manifest.json").exists()

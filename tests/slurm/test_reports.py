@@ -50,8 +50,9 @@ def attempts(run: Path, event: str) -> list[dict[str, Any]]:
 def wait_until_it_trains(job: Job, run: Path, attempt: int) -> None:
     def trains() -> bool:
         path = run / "metrics.jsonl"
-        lines = path.read_text().splitlines() if path.exists() else []
-        return f'{{"attempt": {attempt},' in (lines or [""])[-1]
+        text = path.read_text() if path.exists() else ""
+        whole = [line for line in text.splitlines(keepends=True) if line[-1] == "\n"]
+        return bool(whole) and json.loads(whole[-1])["attempt"] == attempt
 
     job.wait_until(trains, f"trains in attempt {attempt}", SECONDS)
 
