@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 _MODULES = {
     "doctor": "launcher.doctor",
+    "report": "launcher.seeing.report",
     "status": "launcher.seeing.status",
 }
 _OF_THE_ENGINE = ("diff",)

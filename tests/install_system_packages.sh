@@ -1,6 +1,6 @@
 #!/bin/sh
-# Install what the tests need beyond Python: a Slurm to submit to, an sshd to log in to, pdsh, and a
-# FUSE file system that caches.
+# Install what the tests need beyond Python: a Slurm to submit to, an sshd to log in to, pdsh, a FUSE
+# file system that caches, and a browser to look at a page with.
 #
 # Run by `make test`. Does nothing, at once, where everything is there. Installs with apt-get where
 # it may (root on Debian or Ubuntu). Anywhere else it says what is missing and succeeds: the tests
@@ -11,6 +11,11 @@ set -eu
 # program:package, with Debian's names.
 wanted='slurmctld:slurmctld slurmd:slurmd srun:slurm-client munged:munge sshd:openssh-server
         ssh:openssh-client pdsh:pdsh setpriv:util-linux bindfs:bindfs'
+
+# Ubuntu has Chromium as a snap only, and one package that is not known would keep out all others.
+if grep -qs '^ID=debian$' /etc/os-release; then
+    wanted="$wanted chromium:chromium"
+fi
 
 # sshd, slurmd and munged live in sbin, which an ordinary user's PATH need not have.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin

@@ -13,6 +13,8 @@ from typing import Any
 Record = Mapping[str, Any]
 
 _NAMES = ("attempts", "metrics", "events")
+_LARGEST_INTEGER = 1 << 63
+_LATEST = 1e10  # seconds since the epoch: in the year 2286
 
 
 class NoRunError(Exception):
@@ -79,11 +81,12 @@ def read(path: Path) -> Records:
 
 
 def when(record: Record) -> float | None:
-    """Return a record's time in seconds since the epoch; None where it has none."""
+    """Return a record's time in seconds since the epoch; None where it has none that can be."""
     try:
-        return datetime.datetime.fromisoformat(record["time"]).timestamp()
-    except (KeyError, TypeError, ValueError):
+        at = datetime.datetime.fromisoformat(record["time"]).timestamp()
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
+    return at if 0 <= at < _LATEST else None
 
 
 def _take_lines(text: str, usable: Callable[[Any], bool], into: list[Record]) -> int:
@@ -91,7 +94,7 @@ def _take_lines(text: str, usable: Callable[[Any], bool], into: list[Record]) ->
     bad = 0
     for line in text.splitlines(keepends=True):
         try:
-            record = json.loads(line)
+            record = json.loads(line, parse_int=_small_integer)
         except ValueError:
             bad += line.endswith("\n")
             continue
@@ -100,6 +103,14 @@ def _take_lines(text: str, usable: Callable[[Any], bool], into: list[Record]) ->
         else:
             bad += 1
     return bad
+
+
+def _small_integer(digits: str) -> int:
+    """Return an integer of a record. None is so large that it is no float: that line is damaged."""
+    value = int(digits)
+    if abs(value) > _LARGEST_INTEGER:
+        raise ValueError(digits)
+    return value
 
 
 def _is_attempt(record: Any) -> bool:

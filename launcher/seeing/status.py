@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
 def screen(run: Summary) -> list[str]:
     """Return the lines about one run."""
     return [
-        f"run {run.name}: {_state(run)}",
+        f"run {run.name}: {state_of(run)}",
         *_progress(run),
         *_goodput(run),
         "",
@@ -71,7 +71,7 @@ def table(runs: Sequence[Summary]) -> list[str]:
                 f"{run.goodput.share:.0%}",
                 str(len(run.attempts)),
                 _newest_checkpoint(run),
-                _state(run),
+                state_of(run),
             )
         )
     return describe.aligned(rows, right=("STEP", "OF", "LOSS", "GOODPUT", "ATTEMPTS"))
@@ -116,7 +116,8 @@ def as_json(run: Summary) -> dict[str, Any]:
     }
 
 
-def _state(run: Summary) -> str:
+def state_of(run: Summary) -> str:
+    """Return in words how a run stands."""
     return "complete" if run.is_complete else run.life.words
 
 
@@ -152,30 +153,31 @@ def _goodput(run: Summary) -> list[str]:
 
 def _attempts(run: Summary) -> list[str]:
     rows = [("ATTEMPT", "BEGAN", "FOR", "FROM", "TO", "RANKS", "STARTED BY", "ENDED")]
-    for number, attempt in enumerate(run.attempts, 1):
-        lives = run.is_alive and number == len(run.attempts)
+    for attempt in run.attempts:
         rows.append(
             (
                 "-" if attempt.number is None else str(attempt.number),
-                _began(attempt),
+                began_of(attempt),
                 age_text(attempt.span[1] - attempt.span[0]) if attempt.span else "?",
                 "-" if attempt.from_step is None else str(attempt.from_step),
                 "-" if attempt.last_step is None else str(attempt.last_step),
                 str(attempt.details.get("world_size", "?")),
                 str(attempt.details.get("started_by", "?")),
-                "not yet" if lives else _ending(attempt),
+                "not yet" if run.lives(attempt) else ending_of(attempt),
             )
         )
     return describe.aligned(rows, right=("ATTEMPT", "FROM", "TO", "RANKS"))
 
 
-def _began(attempt: Attempt) -> str:
+def began_of(attempt: Attempt) -> str:
+    """Return when an attempt began, in the time of this machine."""
     if attempt.span is None:
         return "?"
     return datetime.datetime.fromtimestamp(attempt.span[0]).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _ending(attempt: Attempt) -> str:
+def ending_of(attempt: Attempt) -> str:
+    """Return in words how an attempt that does not run any more has ended."""
     if attempt.exit_code is None:
         return "killed, or its host was lost"
     word = _EXIT_WORDS.get(attempt.exit_code, f"failed ({attempt.exit_code})")

@@ -56,6 +56,14 @@ class Summary:
         """Whether it has come to its last step, and that is committed."""
         return not self.is_alive and self.total_steps is not None and self.step >= self.total_steps
 
+    def lives(self, attempt: Attempt) -> bool:
+        """Whether an attempt is the one that seems to run still."""
+        return self.is_alive and attempt is self.attempts[-1]
+
+    def broke_off(self, attempt: Attempt) -> bool:
+        """Whether an attempt was killed or has failed: it neither stopped as asked, nor lives."""
+        return not self.lives(attempt) and attempt.exit_code not in (0, 75)
+
 
 def summarize(path: Path, clock: float | None = None) -> Summary:
     """Look at the run at `path`. Raises nothing for what is damaged: that is in `notes`."""

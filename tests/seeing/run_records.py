@@ -53,7 +53,7 @@ class Writer:
             )
         return at
 
-    def event(self, number: int, at: float, kind: str, **fields: Any) -> None:
+    def event(self, number: int, at: float, kind: str, /, **fields: Any) -> None:
         self.line("events", at, attempt=number, event=kind, rank=0, **fields)
 
     def end(self, number: int, at: float, code: int, cause: str, **fields: Any) -> None:
