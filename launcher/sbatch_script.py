@@ -28,6 +28,7 @@ def render(launch: SlurmLaunch, *, name: str, log: Path, frozen: Sequence[Path])
         *launch.setup,
         f"export EVERSTEP_PYTHON={shlex.quote(launch.python or sys.executable)}",
         f"export EVERSTEP_STATUS_DIR={shlex.quote(str(log.parent))}",
+        "export EVERSTEP_STARTED_BY=srun",  # a task is a rank even where it is the only one
         f"srun_options=({shlex.join(_srun_options(launch))})",
         f"within=({shlex.join(_within(launch))})",
         *_settings(frozen),

@@ -139,6 +139,7 @@ def test_the_script_of_a_job(tmp_path: Path) -> None:
         "ulimit -n 65536",
         "export EVERSTEP_PYTHON=/opt/python",
         f"export EVERSTEP_STATUS_DIR={tmp_path}",
+        "export EVERSTEP_STARTED_BY=srun",
         "srun_options=()",
         "within=(apptainer exec --nv '/images/a b.sif')",
         f"set -- '--frozen={tmp_path}/s 1.json'",
