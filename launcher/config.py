@@ -13,6 +13,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from engine.protocol.layout import CheckpointDirectory
 from launcher import batch, deepspeed_section, schema
 from launcher.errors import ConfigError
 from launcher.guards.settings import GuardSettings
@@ -375,9 +376,10 @@ def missing_data_files(settings: Settings) -> list[str]:
 def missing_model_files(settings: Settings) -> list[str]:
     """Return a line for each path of the model that is not there. Looks at the disk.
 
-    Weights to begin with are of no use once there is a checkpoint, and may be gone then.
+    Weights to begin with are of no use once there is a checkpoint, and may be gone then. Whether
+    there is one is known later: a save may still have to be adopted, or lie on the nodes' disks.
     """
-    begun = any(Path(settings.checkpoint.dir).glob("global_step*"))
+    begun = Path(CheckpointDirectory(settings.checkpoint.dir).attempts).exists()
     wanted = ("path",) if begun else _PATHS
     return [
         f"model.{key}={settings.model[key]}: there is no such file or directory."
