@@ -16,6 +16,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.saving --json build/saving.json
 	$(BIN)/python -m tests.benchmarks.resuming --json build/resuming.json
 	$(BIN)/python -m tests.benchmarks.streaming
+	$(BIN)/python -m tests.benchmarks.starting
 	$(BIN)/python -m tests.benchmarks.exporting --json build/exporting.json
 
 # Chains of attempts that are killed at random moments, as long as you like; a seed is drawn.

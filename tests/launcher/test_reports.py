@@ -387,7 +387,7 @@ def test_18_a_typo_is_one_error_from_one_rank(tmp_path: Path) -> None:
         ("checkpoint.every_minutes=10m", ["checkpoint.every_minutes", "'10m'", "no unit"]),
         ("train.steps=08", ["train.steps", "'08'", "write 8"]),
         ("checkpoint.every_steps=none", ["checkpoint.every_steps=null"]),
-        ('launch.python=["--a=b"]', ["launch.python"]),
+        ("launch.srun_options=[--a=b]", ["""'launch.srun_options=["--a=b"]'"""]),
     ],
 )
 def test_19_values_that_the_command_line_makes_something_else_of(

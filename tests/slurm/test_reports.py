@@ -3,7 +3,7 @@ tests/launcher/test_reports.py.
 
 Real jobs that train, submitted by `launch=slurm` or started by `launch=srun`. `life` is one job
 that is preempted, loses a node and is cancelled. The batch script's own decisions, with stand-ins
-for the ranks, are in test_train_sbatch.py.
+for the ranks, are in test_train_sbatch.py, case 10 (a `scontrol` that fails or is missing) among them.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def test_sparing_export_does_not_hide_the_status_file(submit: Submit) -> None:
     assert_ended(job, "COMPLETED", restarts=1, said="saved, to be continued")
 
 
-def test_without_scontrol(submit: Submit, tmp_path: Path) -> None:
+def test_10_no_scontrol_in_the_container(submit: Submit, tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     for name in ("bash", "env", "mkdir", "rm", "srun", "timeout", "touch", "true"):
@@ -205,7 +205,7 @@ def test_without_scontrol(submit: Submit, tmp_path: Path) -> None:
     assert_ended(job, "FAILED", restarts=0, said="no scontrol here", exit_code=75)
 
 
-def test_scontrol_that_fails_at_first(slurm: SlurmCluster, submit: Submit, tmp_path: Path) -> None:
+def test_10_a_scontrol_that_fails_at_first(slurm: SlurmCluster, submit: Submit, tmp_path: Path) -> None:
     real = shutil.which("scontrol", path=slurm.environment["PATH"])
     once = f'mkdir "{tmp_path}/failed" 2>/dev/null && exit 1\nexec {real} "$@"'
     job = submit("75", "0", PATH=f"{_shim(tmp_path, 'scontrol', once)}:{os.environ['PATH']}")
