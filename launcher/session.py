@@ -8,7 +8,7 @@ settings, the data or the checkpoint directory are settled among the ranks first
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -179,6 +179,11 @@ class Session:
         if self._planner is not None:
             self._planner.observe(event)
 
+    def _event_of_all(self, event: Mapping[str, Any]) -> None:
+        """Tell once what every rank has found."""
+        if self._topology.rank == 0:
+            self._progress.event(event)
+
     def _build(self) -> Any:
         settings, topology = self._settings, self._topology
         config = self._settled(
@@ -328,7 +333,7 @@ class Session:
                 settings.guard,
                 scales_loss=bool(ds_engine.fp16_enabled()),
                 state=self._client_state.pop(GUARD, None),
-                tell=self._progress.event,
+                tell=self._event_of_all,
             ),
             watchdog=self._watchdog,
             progress=self._progress,
