@@ -21,7 +21,7 @@ from launcher.seeing.timeline import Attempt
 EXIT_USAGE = 2
 
 _RECENT_STEPS = 20
-_EXIT_WORDS = {0: "done", 70: "no progress", 75: "stopped", 78: "refused"}
+_EXIT_WORDS = {0: "done", 70: "needs a person", 75: "stopped", 78: "refused"}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher import train
-from launcher.config import Settings
+from launcher.config import AutoSettings, Settings
 from launcher.errors import ConfigError
 from launcher.schema import first_difference
 
@@ -51,6 +51,21 @@ def test_every_experiment_composes(experiment: str) -> None:
 
 def test_what_stands_on_the_command_line_wins_over_the_experiment() -> None:
     assert compose("experiment=tiny", "train.steps=7").train.steps == 7
+
+
+def test_planned_saves_are_a_preset() -> None:
+    preset, default = compose("checkpoint=auto").checkpoint, compose().checkpoint
+    assert preset == replace(default, every_steps=None, auto=AutoSettings(mtbf_hours=None))
+    assert refusal("checkpoint=auto", "checkpoint.auto.mtbf_hours=0") == (
+        "checkpoint.auto.mtbf_hours=0.0: wanted a number above 0, or null."
+    )
+
+
+def test_what_follows_an_alarm_is_one_of_three() -> None:
+    assert compose("guard.on_spike=rollback").guard.on_spike == "rollback"
+    assert "guard.on_spike: found the text 'sigh'; wanted one of warn, stop, rollback" in refusal(
+        "guard.on_spike=sigh"
+    )
 
 
 def test_a_save_at_every_step_is_a_preset() -> None:

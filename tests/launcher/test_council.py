@@ -52,6 +52,20 @@ def on_each_rank(action: Callable[[Council, int], Any]) -> list[Any]:
     return outcomes
 
 
+def test_rank_0_alone_is_asked_and_all_hear_the_answer() -> None:
+    asked: list[int] = []
+
+    def ask(council: Council, rank: int) -> str:
+        def answer() -> str:
+            asked.append(rank)
+            return f"rank {rank} says so"
+
+        return council.ask_rank_0("question", answer)
+
+    assert on_each_rank(ask) == ["rank 0 says so"] * RANKS
+    assert asked == [0]
+
+
 def test_ranks_with_the_same_settings_go_on(settings: Settings) -> None:
     outcomes = on_each_rank(lambda council, rank: council.settle_settings(settings, VERSIONS))
     assert outcomes == [settings] * RANKS
