@@ -60,7 +60,7 @@ def test_a_run_begins_from_a_directory_and_goes_on_without_it(tmp_path: Path) ->
     resumed = train(run, f"model.init_from={source}", "train.steps=2")
     assert resumed.returncode == 0, resumed.stderr
     assert "resumes at step 1" in resumed.stderr
-    assert _client_state(run, "global_step2") == origin
+    assert _client_state(run, "global_step2")["initialized_from"] == origin["initialized_from"]
     assert len(tiny_run.events(run, "initialized")) == 1
 
 
