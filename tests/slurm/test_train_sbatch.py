@@ -205,7 +205,9 @@ def test_10_no_scontrol_in_the_container(submit: Submit, tmp_path: Path) -> None
     assert_ended(job, "FAILED", restarts=0, said="no scontrol here", exit_code=75)
 
 
-def test_10_a_scontrol_that_fails_at_first(slurm: SlurmCluster, submit: Submit, tmp_path: Path) -> None:
+def test_10_a_scontrol_that_fails_at_first(
+    slurm: SlurmCluster, submit: Submit, tmp_path: Path
+) -> None:
     real = shutil.which("scontrol", path=slurm.environment["PATH"])
     once = f'mkdir "{tmp_path}/failed" 2>/dev/null && exit 1\nexec {real} "$@"'
     job = submit("75", "0", PATH=f"{_shim(tmp_path, 'scontrol', once)}:{os.environ['PATH']}")
