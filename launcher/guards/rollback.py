@@ -38,10 +38,14 @@ class Rollbacks:
         """Return what is left out, one range for each rollback, oldest first.
 
         Raises:
-            ConfigError: the file holds something else.
+            ConfigError: the file cannot be read, or holds something else.
         """
+        try:
+            records = self._lines.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{self.path}, the record of rollbacks: {error}") from error
         found = []
-        for record in self._lines.read():
+        for record in records:
             match record:
                 case {"skip": [int(first), int(end)]} if 0 <= first < end:
                     found.append((first, end))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -113,9 +115,23 @@ def test_a_record_of_something_else_is_an_error_that_names_the_file(
         rollbacks(tmp_path).ranges()
 
 
-def test_a_rollback_that_cannot_be_recorded_does_not_happen(tmp_path: Path) -> None:
-    (tmp_path / "rollbacks.jsonl").mkdir()
-    with pytest.raises(OSError, match="directory"):
-        Rollbacks(JsonLines(tmp_path / "rollbacks.jsonl")).go_back(
-            ALARM, 3, (88, 96), 2, [saved_at(10)]
-        )
+def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "rollbacks.jsonl"
+    path.write_bytes(b'{"skip": [1, 2]}\n\xff\n')
+    with pytest.raises(ConfigError, match=r"rollbacks\.jsonl, the record of rollbacks"):
+        rollbacks(tmp_path).ranges()
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError, match="Is a directory"):
+        rollbacks(tmp_path).ranges()
+
+
+def test_a_rollback_that_a_disk_does_not_take_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="Input/output error"):
+        rollbacks(tmp_path).go_back(ALARM, 3, (88, 96), 2, [saved_at(10)])
