@@ -86,7 +86,7 @@ def test_the_lead_time_is_the_submitted_jobs(
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     says(f"{RUNNING} EndTime={AT}")
     words = ["launch=slurm", "launch.ranks_per_node=1", "launch.signal_lead_seconds=50"]
-    job = SlurmJob.of(inside(), compose(*words).launch)
+    job = SlurmJob.of(inside(SLURM_RESTART_COUNT="1"), compose(*words).launch)
     assert job is not None
     assert job.why_stopped("SIGUSR2") == "SIGUSR2"
     assert SlurmJob.of({}, compose().launch) is None
