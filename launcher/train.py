@@ -12,12 +12,11 @@ from pathlib import Path
 import hydra
 from omegaconf import DictConfig
 
-from launcher import explain, frozen, overrides, requeue, start
+from launcher import explain, overrides, requeue
 from launcher.config import Settings, settings_from
 from launcher.errors import ConfigError
 from launcher.overrides import Command
 from launcher.rank import RankProcess
-from launcher.wakeup import SignalQueue
 
 
 def main(command: Command, environ: MutableMapping[str, str], process: RankProcess | None) -> int:
@@ -69,6 +68,8 @@ def compose(
 
 
 def _thaw(path: Path) -> tuple[Settings | ConfigError, Sequence[str]]:
+    from launcher import frozen
+
     try:
         return frozen.thaw(path)
     except ConfigError as error:
@@ -77,20 +78,23 @@ def _thaw(path: Path) -> tuple[Settings | ConfigError, Sequence[str]]:
 
 def _start(command: Command, environ: MutableMapping[str, str]) -> int:
     """Start one run, or one after the other of a sweep."""
+    arguments, is_sweep = overrides.split_multirun(command.arguments)
+    composed: Settings | ConfigError | None = None
     if command.frozen is not None:
-        error = ConfigError(
+        composed = ConfigError(
             f"--frozen={command.frozen} is what the ranks of a submitted job are started with; to "
             "start a run, give its overrides."
         )
-        return start.refuse(error, environ, requeue.BAD_CONFIG)
-    arguments, is_sweep = overrides.split_multirun(command.arguments)
-    if is_sweep:
-        from launcher import sweep
+    elif not is_sweep:
+        composed = compose(arguments, environ)
+        if composed is None:
+            return 0
+    # Not before: `everstep --help` needs none of it.
+    from launcher import start, sweep
+    from launcher.wakeup import SignalQueue
 
-        return sweep.run(arguments, environ, lambda words: compose(words, environ))
-    composed = compose(arguments, environ)
-    if composed is None:
-        return 0
     if isinstance(composed, ConfigError):
         return start.refuse(composed, environ, requeue.BAD_CONFIG)
+    if composed is None:
+        return sweep.run(arguments, environ, lambda words: compose(words, environ))
     return start.start(composed, arguments, environ, SignalQueue(start.SIGNALS))
