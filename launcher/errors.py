@@ -4,7 +4,9 @@ LauncherError
 |-- ConfigError      the settings, the environment or the data cannot work: exit 78
 |-- NoProgressError  the run keeps dying at the same step: exit 70
 |-- GoingBackError   a rollback that is on record could not be followed in this process: exit 1
-`-- SaveError        the checkpoint that the run must end with was not committed: exit 1
+|-- SaveError        the checkpoint that the run must end with was not committed: exit 1
+`-- HostError, SubmitError, RendezvousError (in hosts, launch_slurm, council)
+                     what is needed to start does not answer now: exit 1
 """
 
 import difflib
