@@ -73,6 +73,24 @@ def test_the_command_line_sets_the_cadence_and_what_is_kept(
     assert bits(tmp_path) == bits(reference), "saving must not change what is computed"
 
 
+def test_planned_saves_come_when_the_plan_says_and_change_nothing(
+    reference: Path, tmp_path: Path
+) -> None:
+    code, said = run(
+        tmp_path,
+        "checkpoint=auto",
+        "checkpoint.every_steps=null",  # the experiment sets it
+        "checkpoint.auto.mtbf_hours=1e-9",
+    )
+    assert code == 0, said
+    assert "checkpoint=auto: a save every" in said
+    assert "Saves and failures should take" in said
+    committed = [event["step"] for event in tiny_run.events(tmp_path, "committed")]
+    assert committed[0] == 1, "who dies that often saves at once"
+    assert committed[-1] == STEPS
+    assert bits(tmp_path) == bits(reference)
+
+
 def test_a_complete_run_says_so_and_writes_nothing_over(reference: Path) -> None:
     before = (reference / "metrics.jsonl").read_bytes()
     code, said = run(reference)
