@@ -11,6 +11,9 @@ from launcher.seeing.report_series import LossSeries, Point, SaveSeries
 
 _LOG_FROM = 20.0  # the largest by the smallest, from which a logarithmic axis shows more
 _LABELLED = 0.08  # of the width, for an attempt's number to have room
+_MANY = 20  # lines from top to bottom, with more of which the curve would not be seen
+_FOOT_OF_MANY = 0.92
+_CROWD = 100  # points, from which they are small
 _FOOT = 0.035  # of the height, where marks of the saves stand
 
 
@@ -56,9 +59,16 @@ def _loss(canvas: Canvas, series: LossSeries) -> None:
     losses = [y for points in (series.kept, *series.lost) for _, y in points]
     if min(losses) > 0 and max(losses) / min(losses) > _LOG_FROM:
         _make_logarithmic(axes)
+    broken = sum(span.broke_off for span in series.spans)
     for span in series.spans:
         if span.broke_off:
-            axes.axvline(span.end, color=colours["lost"], linewidth=1.0, linestyle=(0, (4, 3)))
+            axes.axvline(
+                span.end,
+                _FOOT_OF_MANY if broken > _MANY else 0.0,
+                color=colours["lost"],
+                linewidth=1.0,
+                linestyle=(0, (4, 3)),
+            )
     for places, colour, marker, size, label in (
         (series.gone, "saving", "|", 40, "checkpoint, pruned since"),
         (series.stored, "saving", "^", 34, "checkpoint"),
@@ -119,7 +129,7 @@ def _saves(canvas: Canvas, series: SaveSeries, limits: Limits | None) -> None:
             *_columns(points),
             color=canvas.colours[colour],
             marker=marker,
-            s=22,
+            s=22 if len(points) < _CROWD else 9,
             linewidth=0,
             label=label,
         )

@@ -1,11 +1,12 @@
 """What a report's figures show, as series of numbers, thinned to what a screen can show. Pure.
 
-A run of a million steps has more points than pixels: of every bucket the lowest and the highest are
-kept, so that no spike is lost.
+A run of a million steps has more points than pixels. Of a curve, every bucket's lowest and highest
+point are kept, so that no spike is lost; of the saves one in so many, and every bucket's worst.
 """
 
 import bisect
-from collections.abc import Iterable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -16,7 +17,7 @@ from launcher.seeing.timeline import Attempt
 Point = tuple[float, float]
 
 _BUCKETS = 600
-_MARKS = 300
+_MARKS = 200
 _GB = 1e9
 
 
@@ -61,6 +62,7 @@ class SaveSeries:
     pause    training stood still
     write    the writer's own time until the shard was durable
     commit   from the staging until the checkpoint had its name
+    medians  seconds of each, over all saves, whether or not they are drawn
     """
 
     pause: list[Point] = field(default_factory=list)
@@ -68,6 +70,7 @@ class SaveSeries:
     commit: list[Point] = field(default_factory=list)
     pause_speed: list[Point] = field(default_factory=list)
     write_speed: list[Point] = field(default_factory=list)
+    medians: dict[str, float] = field(default_factory=dict)
 
 
 def number_in(record: Record, name: str) -> float | None:
@@ -88,6 +91,25 @@ def thin(points: Sequence[Point], buckets: int = _BUCKETS) -> list[Point]:
         inside = range(begin, end)
         kept.add(min(inside, key=lambda index: points[index][1]))
         kept.add(max(inside, key=lambda index: points[index][1]))
+    return [points[index] for index in sorted(kept)]
+
+
+def sample(
+    points: Sequence[Point],
+    worst: Callable[..., int],
+    buckets: int = _MARKS,
+) -> list[Point]:
+    """Return at most about two points a bucket, in order: an ordinary one, and the worst.
+
+    Args:
+        worst: `max` or `min`.
+    """
+    if len(points) <= 2 * buckets:
+        return list(points)
+    kept = set()
+    for bucket in range(buckets):
+        begin, end = (len(points) * edge // buckets for edge in (bucket, bucket + 1))
+        kept |= {begin, worst(range(begin, end), key=lambda index: points[index][1])}
     return [points[index] for index in sorted(kept)]
 
 
@@ -139,9 +161,19 @@ def save_series(run: Summary) -> SaveSeries:
             size = number_in(event, "bytes")
             if speeds is not None and size is not None and size > 0:
                 speeds.append((step, size / seconds / _GB))
-    for name, points in vars(found).items():
-        setattr(found, name, thin(points, _MARKS))
-    return found
+    times_of = {"pause": found.pause, "write": found.write, "until committed": found.commit}
+    return SaveSeries(
+        pause=sample(found.pause, worst=max),
+        write=sample(found.write, worst=max),
+        commit=sample(found.commit, worst=max),
+        pause_speed=sample(found.pause_speed, worst=min),
+        write_speed=sample(found.write_speed, worst=min),
+        medians={
+            what: statistics.median(seconds for _, seconds in points)
+            for what, points in times_of.items()
+            if points
+        },
+    )
 
 
 class _Axis:

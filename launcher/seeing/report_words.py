@@ -1,7 +1,5 @@
 """What a report's figures show, in words: for captions, and for those who do not see them."""
 
-import statistics
-
 from launcher.seeing.report_limits import Limits
 from launcher.seeing.report_series import LossSeries, SaveSeries
 from launcher.seeing.summary import Summary, age_text
@@ -27,16 +25,8 @@ def loss_words(run: Summary, series: LossSeries) -> str:
 
 def save_words(series: SaveSeries, limits: Limits | None) -> str:
     """Say what the figure of the saves shows."""
-    medians = [
-        f"{what} {statistics.median(value for _, value in points):.3g} s"
-        for what, points in (
-            ("pause", series.pause),
-            ("write", series.write),
-            ("until committed", series.commit),
-        )
-        if points
-    ]
-    text = f"Rank 0's saves, on logarithmic axes; medians: {', '.join(medians)}."
+    medians = ", ".join(f"{what} {seconds:.3g} s" for what, seconds in series.medians.items())
+    text = f"Rank 0's saves, on logarithmic axes; medians: {medians}."
     if limits is None:
         return f"{text} With --limits, what the machine can do is shown beside them."
     return (

@@ -18,6 +18,9 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from launcher.seeing import report
+from launcher.seeing.report_words import counted
+from launcher.seeing.summary import summarize
 from tests import daemons, tiny_run
 from tests.run_processes import MARK, keepers, trainers
 
@@ -55,6 +58,7 @@ def test_killed_runs_end_with_the_same_bits(
     assert len(tiny_run.events(run, "resumed")) == KILLS
     _same_records(run, undisturbed)
     _same_state(run, undisturbed)
+    _reported(run)
 
 
 def _start(run: Path) -> subprocess.Popen[bytes]:
@@ -63,6 +67,18 @@ def _start(run: Path) -> subprocess.Popen[bytes]:
         env=os.environ | tiny_run.environment() | {MARK: str(run)},
         stdin=subprocess.DEVNULL,
     )
+
+
+def _reported(run: Path) -> None:
+    """The morning after, a report shows what happened: kills, and steps that were made twice."""
+    found = summarize(run)
+    assert report.write(found, run / "report") > 0
+    page = (run / "report" / report.PAGE_NAME).read_text(encoding="utf-8")
+    made = len((run / "metrics.jsonl").read_text().splitlines())
+    assert (found.is_complete, found.notes, len(found.attempts)) == (True, [], KILLS + 1)
+    assert found.goodput.kept_steps == tiny_run.STEPS
+    assert f"{counted(made - tiny_run.STEPS, 'step')} lost" in page
+    assert all(f'<figure id="{name}">' in page for name in ("loss", "saves", "time"))
 
 
 def _wait_for_progress(run: Path, process: subprocess.Popen[bytes], chance: random.Random) -> None:

@@ -20,7 +20,7 @@ from engine.format import names
 from launcher import tools
 from launcher.seeing import report, report_page, report_tables, report_words
 from launcher.seeing.report_limits import Limits, LimitsError, read_limits
-from launcher.seeing.report_series import Span, loss_series, save_series, thin
+from launcher.seeing.report_series import Span, loss_series, sample, save_series, thin
 from launcher.seeing.summary import summarize
 from tests.format import build
 from tests.seeing import browser
@@ -145,6 +145,7 @@ def test_what_the_saves_took(run: Path) -> None:
     assert found.commit == [(30, 7.0), (60, 16.0)]
     assert found.write_speed == [(30, 2_000 / 4.0 / 1e9)]
     assert found.pause_speed[0] == (10, 100 / 2.0 / 1e9)
+    assert found.medians == {"pause": 3.0, "write": 4.0, "until committed": 11.5}
     assert report_words.save_words(found, Limits(2, 2.0, 0.5)) == (
         "Rank 0's saves, on logarithmic axes; medians: pause 3 s, write 4 s, until committed 11.5 "
         "s. Dashed: what the benchmark's machine can do, 2 ranks at once, for each of them: "
@@ -160,6 +161,17 @@ def test_a_million_steps_are_thinned_and_no_spike_is_lost() -> None:
     assert len(found) <= 1300
     assert {points[0], points[123_456], points[777_777], points[-1]} <= set(found)
     assert found == sorted(found)
+
+
+def test_many_saves_are_sampled_and_the_worst_are_kept() -> None:
+    points = [(float(step), 1.0 + step % 7) for step in range(30_000)]
+    points[12_345] = (12_345.0, 99.0)
+    points[23_456] = (23_456.0, 0.1)
+    slowest, least = sample(points, worst=max), sample(points, worst=min)
+    assert max(len(slowest), len(least)) <= 400
+    assert points[12_345] in slowest
+    assert points[23_456] in least
+    assert {value for _, value in slowest} >= set(range(1, 8)), "the ordinary ones are there, too"
 
 
 def test_a_loss_that_is_not_finite_is_marked_and_not_drawn(run: Path) -> None:
