@@ -36,7 +36,6 @@ _LOUD_EVENTS = {
     "stray",
     "data_changed",
     "alarm",
-    "rolled_back",
 }
 
 _LAST_WORDS = ("committed", "abandoned", "failed", "fenced")

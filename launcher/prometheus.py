@@ -31,6 +31,7 @@ _HELP = {
     "committed_bytes_total": ("counter", "Bytes of the checkpoints committed by this attempt."),
     "save_pause_seconds_total": ("counter", "Seconds that training stood still for saves."),
     "save_failures_total": ("counter", "Saves of this attempt that came to nothing."),
+    "alarms_total": ("counter", "Alarms of the guards: losses that were no number, or spikes."),
 }
 
 
@@ -60,11 +61,13 @@ class MetricsFile:
             "committed_bytes_total": 0,
             "save_pause_seconds_total": 0,
             "save_failures_total": 0,
+            "alarms_total": 0,
         }
 
     def begin(self, attempt: int | None, step: int) -> None:
         """The loop begins, after `step` steps."""
         self._began = self._clock()
+        self._in_steps = 0.0
         self._values["attempt_start_timestamp_seconds"] = self._began
         self._values["step"] = step
         if attempt is not None:
@@ -93,6 +96,8 @@ class MetricsFile:
             self._values["last_commit_timestamp_seconds"] = self._clock()
         elif kind in _FAILURES:
             self._values["save_failures_total"] += 1
+        elif kind == "alarm":
+            self._values["alarms_total"] += 1
 
     def write(self) -> None:
         """Replace the file. Never raises for the disk's sake."""

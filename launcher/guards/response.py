@@ -38,7 +38,7 @@ class Response:
         """
         sound: Draft | None = None
         try:
-            committed, _ = takeover.committed(CheckpointDirectory(self.settings.checkpoint.dir))
+            committed = self._committed(attempt)
             sound = newest_sound(committed, [*self.rollbacks.ranges(), skip])
             if alarm.action == "rollback":
                 self._go_back(alarm, attempt, skip, committed)
@@ -48,6 +48,13 @@ class Response:
             why = str(error)
         self.progress.say(self._advice(alarm, skip, why, sound))
         return STOP
+
+    def _committed(self, attempt: int) -> list[Draft]:
+        """Return what there is to go back to, in either tier, newest step first."""
+        directory = CheckpointDirectory(self.settings.checkpoint.dir)
+        shared, _ = takeover.committed(directory)
+        local, _ = takeover.local_candidates(directory, attempt + 1)
+        return sorted([*shared, *local], key=lambda manifest: -manifest.step)
 
     def _go_back(self, alarm: Alarm, attempt: int, skip: Range, committed: Sequence[Draft]) -> None:
         limit = self.settings.guard.max_rollbacks

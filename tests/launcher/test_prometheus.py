@@ -48,6 +48,7 @@ def test_the_file_tells_the_runs_state(tmp_path: Path) -> None:
     gauges.event({"event": "committed", "step": 11, "seconds": 5, "bytes": 4096})
     gauges.event({"event": "abandoned", "step": 12, "reason": "no space"})
     gauges.step(12, float("nan"), 2.0, 11)
+    gauges.event({"event": "alarm", "kind": "nonfinite", "step": 12})
     assert parse(path)["step"] == 11, "not at every step"
     clock.now += WRITE_EVERY_SECONDS
     gauges.step(13, float("inf"), 2.0, 11)
@@ -66,8 +67,14 @@ def test_the_file_tells_the_runs_state(tmp_path: Path) -> None:
         "committed_bytes_total": 4096,
         "save_pause_seconds_total": 0.5,
         "save_failures_total": 1,
+        "alarms_total": 1,
     }
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.prom"]
+    gauges.begin(4, 10)
+    clock.now += 10
+    gauges.step(11, 2.0, 5.0, 10)
+    gauges.write()
+    assert parse(path)["goodput_ratio"] == 0.5, "of an attempt that goes back in the same process"
 
 
 def test_a_disk_that_fails_is_said_once_and_ends_nothing(
