@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -119,11 +120,13 @@ def test_windows_and_pieces_are_put_together_as_torch_has_it(tmp_path: Path) -> 
     before = {f"w{n}": torch.randn(n * 31, 5, generator=generator) for n in range(1, 4)}
     after = {name: value + torch.randn(value.shape) / 100 for name, value in before.items()}
     root = pair(tmp_path, before, after, ranks=(5, 19), frozen=({}, {}))
+    open_files = len(os.listdir("/proc/self/fd"))
     with (
         mock.patch.object(compare, "WINDOW_ELEMENTS", 7),
         mock.patch.object(compare, "_OPEN_SHARDS", 2),
     ):
         found = run(root, full=False)
+    assert len(os.listdir("/proc/self/fd")) == open_files
     for name, moved in by_name(found).items():
         was, change = before[name].double(), after[name].double() - before[name].double()
         assert moved.norm == pytest.approx(was.norm().item(), rel=1e-12)

@@ -74,6 +74,7 @@ def test_the_page_in_a_browser(run: Path, capsys: pytest.CaptureFixture[str]) ->
     for found in (wide, narrow):
         assert found["console"] == []
         assert set(found["figures"]) == {"loss", "saves", "time"}
+        assert len(found["shapes"]) == 3, "of each figure, the drawing for this width only"
         assert min(found["shapes"]) > 5
         assert found["overflow"] <= 0
         assert found["labels"][0].startswith("Loss from 10 to 0.1667 over 480 samples")
