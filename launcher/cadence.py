@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import interval
-from launcher.config import AutoSettings
+from launcher.checkpoint_settings import AutoSettings
 from launcher.interval import Costs, Plan
 from launcher.seeing import records, timeline
 

@@ -46,6 +46,12 @@ def build(kind: type[T], values: Any, path: str) -> T:
     return kind(**arguments)
 
 
+def require(condition: bool, message: str) -> None:
+    """Raise ConfigError with a message unless the condition holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
 def at_least(name: str, value: float, least: int) -> None:
     """Raise ConfigError, naming the setting, if its value is too small."""
     if value < least:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from launcher import train
-from launcher.config import AutoSettings, Settings
+from launcher.checkpoint_settings import AutoSettings
+from launcher.config import Settings
 from launcher.errors import ConfigError
 from launcher.schema import first_difference
 
