@@ -18,6 +18,7 @@ from engine.format.partition import parts_of
 
 WINDOW_ELEMENTS = 1 << 18  # in float64, with what is computed from them, about a core's cache
 
+_COMPLEX = "C64"
 _OPEN_SHARDS = 16  # of the narrower world: a slice of the wider one meets two, as a rule
 
 Progress: TypeAlias = Callable[[int], None]
@@ -31,7 +32,7 @@ class Comparison:
     before, after  tags, and `steps` theirs
     weights        by relative movement, the largest first
     groups         the same summed by param group; frozen weights and buffers last
-    unmatched      weights that only one of the two has, or in another shape, in words
+    unmatched      weights that cannot be compared, in words: only one has them, or otherwise shaped
     """
 
     before: str
@@ -174,6 +175,8 @@ def _match(before: StoredWeights, after: StoredWeights) -> tuple[list[_Pair], li
                 f"{weight.name}: {list(weight.shape)} in {before.manifest.tag}, "
                 f"{list(after.weights[other].shape)} in {after.manifest.tag}"
             )
+        elif (weight.stored == _COMPLEX) != (after.weights[other].stored == _COMPLEX):
+            unmatched.append(f"{weight.name}: complex numbers in one of the two only")
         else:
             pairs.append((index, other))
     unmatched += [f"{name}: only in {after.manifest.tag}" for name in theirs]

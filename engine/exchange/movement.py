@@ -97,14 +97,15 @@ def between(before: memoryview, dtype_before: str, after: memoryview, dtype_afte
     with np.errstate(invalid="ignore"):  # signalling NaNs, and infinity less infinity
         first, second = _float64(before, dtype_before), _float64(after, dtype_after)
         change = second - first
-    nan = int(np.isnan(first).sum()), int(np.isnan(second).sum())
-    inf = int(np.isinf(first).sum()), int(np.isinf(second).sum())
     if dtype_before == dtype_after:
         bits = _BITS[ITEMSIZE[dtype_before]]
         differs = np.frombuffer(before, bits) != np.frombuffer(after, bits)
     else:
         differs = (first != second) & ~(np.isnan(first) & np.isnan(second))
-    if any(nan) or any(inf):
+    nan = inf = (0, 0)
+    if not np.isfinite(change).all():  # seldom: nearly always the first look suffices
+        nan = int(np.isnan(first).sum()), int(np.isnan(second).sum())
+        inf = int(np.isinf(first).sum()), int(np.isinf(second).sum())
         first, change = (np.where(np.isfinite(values), values, 0.0) for values in (first, change))
     return Moved(
         "",
