@@ -5,6 +5,8 @@ own commands that are asked for the morning after have a word here, too.
 """
 
 import importlib
+import os
+import sys
 from collections.abc import Sequence
 
 _MODULES = {
@@ -22,9 +24,14 @@ def is_tool(arguments: Sequence[str]) -> bool:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the tool that the first argument names, and return its exit code."""
-    if arguments[0] in _OF_THE_ENGINE:
-        from engine.__main__ import main
-
-        return main(arguments)
-    code: int = importlib.import_module(_MODULES[arguments[0]]).main(arguments[1:])
-    return code
+    try:
+        code: int
+        if arguments[0] in _OF_THE_ENGINE:
+            code = importlib.import_module("engine.__main__").main(arguments)
+        else:
+            code = importlib.import_module(_MODULES[arguments[0]]).main(arguments[1:])
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `... | head` has seen enough; the exit must not flush again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0

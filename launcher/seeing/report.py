@@ -97,8 +97,12 @@ def _put(out: Path, files: Mapping[str, bytes]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
         partial = out / f".{name}.partial"
-        partial.write_bytes(data)
-        os.replace(partial, out / name)
+        try:
+            partial.write_bytes(data)
+            os.replace(partial, out / name)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
 
 
 def _refuse(message: str) -> int:

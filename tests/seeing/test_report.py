@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import subprocess
 import sys
@@ -331,6 +332,15 @@ def test_limits_are_the_medians_of_the_benchmark(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(LimitsError, match=r"Wanted what `python -m tests.benchmarks.saving"):
             read_limits(path)
+
+
+def test_what_cannot_be_put_there_leaves_nothing_behind(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "report" / "loss.png").mkdir(parents=True)
+    assert report.main([str(run)]) == report.EXIT_USAGE
+    assert "cannot be written: Is a directory" in capsys.readouterr().err
+    assert os.listdir(run / "report") == ["loss.png"]
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,21 @@ def test_the_command_imports_no_torch(run: Path) -> None:
     assert done.stdout.startswith("run exp1: complete")
 
 
+def test_a_reader_that_has_seen_enough_is_no_error(run: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "launcher", "status", str(run)],
+        cwd=REPOSITORY,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0 s"), (59.6, "1 min"), (3599, "59 min 59 s"), (90061, "1 d 1 h"), (7200, "2 h")],
