@@ -109,7 +109,7 @@ def test_saved_is_requeued_until_done(submit: Submit, tmp_path: Path) -> None:
     ("verdict", "state", "said"),
     [
         (0, "COMPLETED", "done"),
-        (70, "FAILED", "no progress: not requeued"),
+        (70, "FAILED", "no progress, or stopped by a guard: not requeued"),
         (78, "FAILED", "the configuration is wrong: not requeued"),
     ],
 )
