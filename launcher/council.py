@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import distributed
 
@@ -21,6 +21,8 @@ from launcher.config import Settings
 from launcher.errors import ConfigError, LauncherError
 from launcher.schema import first_difference
 from launcher.topology import Topology
+
+T = TypeVar("T")
 
 MEETING_TIMEOUT = timedelta(minutes=10)
 """Used by ranks whose settings do not say another."""
@@ -71,6 +73,24 @@ class Council:
                 has one.
         """
         self._decide(phase, error or "", lambda reports: next(filter(None, reports), ""), kind)
+
+    def settled(
+        self, phase: str, action: Callable[[], T], kind: type[LauncherError] = ConfigError
+    ) -> T:
+        """Return what `action` returns on this rank; raise on all ranks what it raises on any.
+
+        Args:
+            phase: a name that is used once.
+            kind: what it may raise.
+        """
+        result: list[T] = []
+        message = None
+        try:
+            result.append(action())
+        except kind as error:
+            message = str(error)
+        self.settle(phase, message, kind)
+        return result[0]
 
     def ask_rank_0(self, phase: str, action: Callable[[], str]) -> str:
         """Return on every rank the text that `action` returns on rank 0, where alone it is called.

@@ -2,8 +2,9 @@
 
 A rank that waits for ever in a collective, for a disk or for a data set costs the whole allocation.
 Each phase has a limit of its own: a long save must not trip the limit of a step. When one is over,
-every thread's stack goes to this rank's log and the process ends with a failure; the other ranks,
-which wait for it in the same phase, do the same, so that all stacks are on record.
+every thread's stack goes to this rank's log and, a moment later, the process ends with a failure.
+The other ranks, which wait for it in the same phase, do the same in that moment, so that all stacks
+are on record: they feel the first process's end at once.
 
 Who runs what: the training thread enters and leaves phases, which is two assignments; a daemon
 thread looks at the clock once a second. A call that never lets go of the interpreter's lock stops
@@ -24,6 +25,7 @@ from launcher.launch_settings import PHASES, LaunchSettings
 
 LOCKED_MARGIN_SECONDS = 60.0
 _LOOK_EVERY_SECONDS = 1.0
+_OTHERS_SECONDS = 3 * _LOOK_EVERY_SECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -64,10 +66,12 @@ class Watchdog:
         limits: Mapping[str, Limit],
         fail: Callable[[str], object],
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._limits = limits
         self._fail = fail
         self._clock = clock
+        self._sleep = sleep
         self._phase: _Phase | None = None
         self._watched = threading.get_ident()
 
@@ -101,6 +105,10 @@ class Watchdog:
         setting = self._limits[phase.name].setting
         own = stacks.get(self._watched, "")
         logger.info("every thread's stack:\n%s", "\n".join(stacks.values()))
+        self._sleep(_OTHERS_SECONDS)
+        if phase is not self._phase:
+            logger.warning("%s was over %s, and came to its end all the same", phase.name, setting)
+            return
         self._fail(
             f"everstep: {phase.name} took longer than {setting}; this is where:\n{own}"
             "The logs of all ranks have the stacks of all their threads."

@@ -64,9 +64,9 @@ class Canvas:
             figsize=(_NARROW if narrow else _WIDE, drawing.height), layout="constrained"
         )
         self.figure.patch.set_alpha(0.0)
-        self.axes: Sequence[Any] = self.figure.subplots(
-            drawing.rows, 1, sharex=True, squeeze=False
-        )[:, 0]
+        self.axes: Sequence[Any] = list(
+            self.figure.subplots(drawing.rows, 1, sharex=True, squeeze=False)[:, 0]
+        )
         for axes in self.axes:
             axes.patch.set_alpha(0.0)
             axes.spines[["top", "right", "left"]].set_visible(False)

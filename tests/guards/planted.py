@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 import engine
-from launcher import run_directory, session
+from launcher import attempt, run_directory
 from launcher.gpt import GPT
 
 LENGTH = 512
@@ -82,7 +82,7 @@ def _plant(fired: Path) -> None:
         "resume",
         lambda *args: die_at("attached again") if _is_recorded(fired) else None,
     )
-    before(session.Session, "_begin", lambda *args: die_at("resumed"))
+    before(attempt.Attempt, "_begin", lambda *args: die_at("resumed"))
 
 
 def _is_recorded(fired: Path) -> bool:
