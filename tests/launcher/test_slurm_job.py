@@ -84,7 +84,9 @@ def test_the_lead_time_is_the_submitted_jobs(
 ) -> None:
     monkeypatch.setattr("sys.argv", ["everstep"])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    says(f"{RUNNING} EndTime={AT}")
+    # Not AT: by now it may be long ago.
+    end = datetime.fromtimestamp(time.time() + 100).isoformat(timespec="seconds")
+    says(f"{RUNNING} EndTime={end}")
     words = ["launch=slurm", "launch.ranks_per_node=1", "launch.signal_lead_seconds=50"]
     job = SlurmJob.of(inside(SLURM_RESTART_COUNT="1"), compose(*words).launch)
     assert job is not None
