@@ -194,7 +194,7 @@ def test_an_error_of_the_disk_is_raised_and_nothing_stays_open(
         _persist(image, data, tmp_path / "shard")
     assert calls
     assert set(os.listdir("/proc/self/fd")) == before
-    assert "image" not in Path("/proc/self/maps").read_text()
+    assert "memfd:image" not in Path("/proc/self/maps").read_text()
 
 
 def _refuse_direct(monkeypatch: pytest.MonkeyPatch) -> list[str]:
