@@ -2,13 +2,13 @@
 
     python -m tests.benchmarks.resuming [--megabytes 1000] [--rounds 3] [--json FILE]
 
-One tree of four gloo ranks, worlds of 1 to 4 by turns, ZeRO-3 state of the given size in all. Every
-read is cold: the files leave the page cache before it. Everything takes turns in one run: machines
-are noisy, so only the ratios of one table mean anything. Figures are the slowest rank's.
+Worlds of 1 to 4 gloo ranks, ZeRO-3 state of the given size in all. Every read is cold: the files
+leave the page cache before it. Everything takes turns in one run: machines are noisy, so only the
+ratios of one table mean anything. Figures are the slowest rank's. Each turn has processes of its
+own, because DeepSpeed's hooks keep an engine's memory for as long as its process lives.
 """
 
 import argparse
-import gc
 import json
 import os
 import shutil
@@ -35,65 +35,40 @@ _WINDOWS_BYTES = 32 << 20  # what a resume may take beside a rank's own slices
 
 
 class Bench:
-    """One process of the benchmark."""
+    """One rank of one turn."""
 
     def __init__(self, directory: str, megabytes: int) -> None:
-        from tests.resume.worlds import Worlds
+        import torch.distributed as dist
 
         self.figures: dict[str, list[float]] = {}
         self._directory = directory
         self._megabytes = megabytes
-        self._worlds = Worlds(directory)
+        self._size = dist.get_world_size()
 
     def save(self) -> int:
-        """Save in every world, and with DeepSpeed's own engine in one; return its size."""
+        """Save, and with DeepSpeed's own engine in one of the worlds; return the size in bytes."""
         import engine
         from tests.benchmarks import saving
 
-        for size in sorted({saved_by for saved_by, _ in PAIRS}):
-            with self._worlds.of(size) as is_member:
-                if not is_member:
-                    continue
-                ds_engine = saving.make_engine(self._megabytes, size)
-                saving.step(ds_engine)
-                if size == PAIRS[0][0]:
-                    ds_engine.save_checkpoint(f"{self._directory}/deepspeed", tag="saved")
-                checkpointer = engine.attach(ds_engine, self._ours(size))
-                checkpointer.resume("never")
-                assert checkpointer.save(_STEPS, sample_offset=size)
-                assert checkpointer.close()
-                del checkpointer
-                _release(ds_engine)
-        return sum(path.stat().st_size for path in self._shards(PAIRS[0][0]))
-
-    def round(self) -> None:
-        """Time each thing once."""
-        for saved_by, size in PAIRS:
-            with self._worlds.of(size) as is_member:
-                if is_member:
-                    self._resume(saved_by, size)
-        with self._worlds.of(PAIRS[0][1]) as is_member:
-            if is_member:
-                self._note("raw cold read", self._timed(self._read_raw))
-                self._load_deepspeed()
-
-    def universal(self) -> None:
-        """Time DeepSpeed's conversion and the load of what it made, once: it takes minutes."""
-        with self._worlds.of(PAIRS[0][1]) as is_member:
-            if is_member:
-                self._load_universal()
-
-    def end(self) -> None:
-        self._worlds.end()
+        ds_engine = saving.make_engine(self._megabytes, self._size)
+        saving.step(ds_engine)
+        if self._size == PAIRS[0][0]:
+            ds_engine.save_checkpoint(f"{self._directory}/deepspeed", tag="saved")
+        checkpointer = engine.attach(ds_engine, self._ours(self._size))
+        checkpointer.resume("never")
+        assert checkpointer.save(_STEPS, sample_offset=self._size)
+        assert checkpointer.close()
+        return sum(path.stat().st_size for path in self._shards(self._size))
 
     # --- what is timed
 
-    def _resume(self, saved_by: int, size: int) -> None:
+    def resume(self, saved_by: int) -> None:
+        """Time our resume of what so many ranks have saved."""
         import engine
         from tests.benchmarks import saving
 
-        name = f"{saved_by} to {size}"
-        ds_engine = saving.make_engine(self._megabytes, size)
+        name = f"{saved_by} to {self._size}"
+        ds_engine = saving.make_engine(self._megabytes, self._size)
         events: list[dict[str, Any]] = []
         checkpointer = engine.attach(ds_engine, self._ours(saved_by), on_event=events.append)
         self._make_cold(self._ours(saved_by))
@@ -101,31 +76,31 @@ class Bench:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         self._note(f"{name}, whole call", self._timed(lambda: checkpointer.resume("must")))
         (resumed,) = (event for event in events if event["event"] == "resumed")
-        own = sum(shard.stat().st_size for shard in self._shards(saved_by)) / size
+        own = sum(shard.stat().st_size for shard in self._shards(saved_by)) / self._size
         self._note(name, self._slowest(resumed["seconds"]))
         self._note(f"{name}, read and checked", self._slowest(resumed["read_seconds"]))
         self._note(f"{name}, peak", self._slowest((_resident_bytes("VmHWM") - before) / own))
         checkpointer.close()
-        _release(ds_engine)
 
-    def _read_raw(self) -> None:
-        """Read this rank's shard, and do nothing with it."""
+    def read_raw(self) -> None:
+        """Time reading this rank's shard, and doing nothing with it."""
         import torch.distributed as dist
 
         shard = self._shards(PAIRS[0][0])[dist.get_rank()]
-        read_direct(shard)
+        self._note("raw cold read", self._timed(lambda: read_direct(shard)))
 
-    def _load_deepspeed(self) -> None:
+    def load_deepspeed(self) -> None:
+        """Time DeepSpeed's own load."""
         from tests.benchmarks import saving
 
-        ds_engine = saving.make_engine(self._megabytes, PAIRS[0][1])
+        ds_engine = saving.make_engine(self._megabytes, self._size)
         directory = f"{self._directory}/deepspeed"
         self._make_cold(directory)
         load = self._timed(lambda: ds_engine.load_checkpoint(directory, tag="saved"))
         self._note("DeepSpeed, own load", load)
-        _release(ds_engine)
 
-    def _load_universal(self) -> None:
+    def load_universal(self) -> None:
+        """Time DeepSpeed's conversion and the load of what it made."""
         import torch.distributed as dist
 
         from tests.benchmarks import saving
@@ -141,15 +116,15 @@ class Bench:
             dist.barrier()
 
         conversion = self._timed(convert)
-        size = PAIRS[0][1]
-        ds_engine = saving.make_engine(self._megabytes, size, checkpoint={"load_universal": True})
+        ds_engine = saving.make_engine(
+            self._megabytes, self._size, checkpoint={"load_universal": True}
+        )
         self._make_cold(target)
         load = self._timed(
             lambda: ds_engine.load_checkpoint(f"{self._directory}/deepspeed", tag="uc")
         )
         self._note("DeepSpeed, universal conversion", conversion)
         self._note("DeepSpeed, universal load", load)
-        _release(ds_engine)
 
     # --- parts
 
@@ -208,19 +183,6 @@ def read_direct(path: Path) -> None:
     os.close(descriptor)
 
 
-def _release(ds_engine: Any) -> None:
-    """Give the memory of an engine back: DeepSpeed's hooks keep engines for ever."""
-    import torch
-
-    for parameter in ds_engine.module.parameters():
-        parameter.ds_tensor.data = torch.empty(0)
-    optimizer = ds_engine.optimizer
-    ds_engine.destroy()
-    ds_engine.checkpoint_engine = None  # and with it what was attached, images too
-    vars(optimizer).clear()
-    gc.collect()
-
-
 def _resident_bytes(what: str) -> int:
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{what}:"):
@@ -228,15 +190,34 @@ def _resident_bytes(what: str) -> int:
     raise AssertionError(f"{what} is in /proc/self/status")
 
 
-def measure(directory: str, megabytes: int, rounds: int) -> dict[str, Any]:
-    """Run on every rank of the tree; return the figures by what they are."""
+def turn(directory: str, megabytes: int, what: str, **arguments: int) -> dict[str, Any]:
+    """Do one thing on every rank of a world; return its result, and the figures it has noted."""
     bench = Bench(directory, megabytes)
-    size = bench.save()
+    result = getattr(bench, what)(**arguments)
+    return {"result": result, "figures": bench.figures}
+
+
+def measure(directory: str, megabytes: int, rounds: int) -> dict[str, Any]:
+    """Take the turns, each in processes of its own; return the figures by what they are."""
+    figures: dict[str, list[float]] = {}
+
+    def take(what: str, ranks: int, **arguments: int) -> Any:
+        settings = {"directory": directory, "megabytes": megabytes, "what": what, **arguments}
+        told, *_ = run_ranks(
+            "tests.benchmarks.resuming:turn", ranks, timeout_seconds=_TIMEOUT_SECONDS, **settings
+        )
+        for name, values in told["figures"].items():
+            figures.setdefault(name, []).extend(values)
+        return told["result"]
+
+    sizes = {ranks: take("save", ranks) for ranks in sorted({saved_by for saved_by, _ in PAIRS})}
     for _ in range(rounds):
-        bench.round()
-    bench.universal()
-    bench.end()
-    return {"bytes": size, "figures": bench.figures}
+        for saved_by, ranks in PAIRS:
+            take("resume", ranks, saved_by=saved_by)
+        for what in ("read_raw", "load_deepspeed"):
+            take(what, PAIRS[0][1])
+    take("load_universal", PAIRS[0][1])  # once: it takes minutes
+    return {"bytes": sizes[PAIRS[0][0]], "figures": figures}
 
 
 def text(results: dict[str, Any]) -> str:
@@ -303,14 +284,7 @@ def main() -> None:
     load = [os.getloadavg()[0]]
     directory = tempfile.mkdtemp(prefix="everstep-bench-", dir=Path.cwd())
     try:
-        results, *_ = run_ranks(
-            "tests.benchmarks.resuming:measure",
-            max(size for pair in PAIRS for size in pair),
-            timeout_seconds=_TIMEOUT_SECONDS,
-            directory=directory,
-            megabytes=options.megabytes,
-            rounds=options.rounds,
-        )
+        results = measure(directory, options.megabytes, options.rounds)
     finally:
         shutil.rmtree(directory)
     load.append(os.getloadavg()[0])
