@@ -3,7 +3,7 @@ tests/launcher/test_reports.py.
 
 Real jobs that train, submitted by `launch=slurm` or started by `launch=srun`. `life` is one job
 that is preempted, loses a node and is cancelled. The batch script's own decisions, with stand-ins
-for the ranks, are in test_train_sbatch.py, case 10 (no `scontrol`, or a failing one) among them.
+for the ranks, are in test_train_sbatch.py, the tenth (no `scontrol`, or a failing one) among them.
 """
 
 from __future__ import annotations
