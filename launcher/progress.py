@@ -5,7 +5,6 @@ terminal there is a bar; elsewhere a line at most every few seconds, so that a l
 read. Runs in the training thread; nothing here blocks on the network.
 """
 
-import datetime
 import logging
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from launcher.prometheus import MetricsFile
-from launcher.run_directory import RunDirectory
+from launcher.run_directory import RunDirectory, now
 
 LINE_EVERY_SECONDS = 5.0
 
@@ -106,7 +105,7 @@ class Progress:
             return
         self._directory.metrics.append(
             {
-                "time": _now(),
+                "time": now(),
                 "attempt": self.attempt,
                 "step": report.step,
                 "loss": report.loss,
@@ -131,7 +130,7 @@ class Progress:
         details = ", ".join(f"{k}={v}" for k, v in event.items() if k != "event" and v is not None)
         logger.log(level, "%s: %s", name, details)
         if self._directory is not None and self._gauges is not None:
-            self._directory.events.append({"time": _now(), "attempt": self.attempt, **event})
+            self._directory.events.append({"time": now(), "attempt": self.attempt, **event})
             self._gauges.event(event)
             self._follow(event)
 
@@ -182,7 +181,3 @@ class Progress:
             return False
         self._last_line_at = now
         return True
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")

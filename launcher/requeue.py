@@ -8,7 +8,6 @@ The status file named by EVERSTEP_STATUS_FILE holds the word `started` from brin
 end the verdict as a decimal number, if there is one: a crash leaves `started`.
 """
 
-import datetime
 import os
 import secrets
 import socket
@@ -19,7 +18,7 @@ from typing import Any
 
 from launcher.errors import NoProgressError
 from launcher.rank import RankProcess
-from launcher.run_directory import JsonLines
+from launcher.run_directory import JsonLines, now
 
 DONE = 0
 FAILED = 1
@@ -168,5 +167,5 @@ class AttemptLog:
 
     def _write(self, event: str, **fields: Any) -> None:
         if self._lines is not None:
-            now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
-            self._lines.append({"event": event, "start_id": self._start_id, "time": now, **fields})
+            start = {"event": event, "start_id": self._start_id, "time": now()}
+            self._lines.append({**start, **fields})

@@ -5,6 +5,7 @@ Owns config.yaml, attempts.jsonl, metrics.jsonl, events.jsonl, rollbacks.jsonl (
 appended, and the first attempt's configuration is kept.
 """
 
+import datetime
 import errno
 import json
 import logging
@@ -16,6 +17,11 @@ from typing import Any
 from engine.protocol.files import fsync_directory
 
 logger = logging.getLogger(__name__)
+
+
+def now() -> str:
+    """Return the time as every record has it: ISO 8601 in UTC, to the millisecond."""
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
 
 
 class JsonLines:
