@@ -2,39 +2,30 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from launcher.schema import at_least, require
-
-METRICS = ("loss",)
-"""What the step loop tells of each save, for `checkpoint.keep_best`."""
 
 _LEAST_LEASE_SECONDS = 45
 
 
 @dataclass(frozen=True)
 class KeepBestSettings:
-    metric: str
-    """`loss`: the mean over the global batch of the step that the save follows."""
-    mode: str
+    metric: Literal["loss"]
+    """The mean over the global batch of the step that the save follows."""
+    mode: Literal["min", "max"]
     """`min` keeps the smallest, `max` the largest."""
     count: int
+    """How many are kept."""
 
     def __post_init__(self) -> None:
-        require(
-            self.metric in METRICS,
-            f"checkpoint.keep_best.metric={self.metric!r}: wanted one of {', '.join(METRICS)}.",
-        )
-        require(
-            self.mode in ("min", "max"),
-            f"checkpoint.keep_best.mode={self.mode!r}: wanted min or max.",
-        )
         at_least("checkpoint.keep_best.count", self.count, 1)
 
 
 @dataclass(frozen=True)
 class AutoSettings:
     mtbf_hours: float | None
-    """Mean time between failures of the whole run; null estimates it from its attempts."""
+    """Mean time between failures of the whole run; null estimates it from the run's attempts."""
 
     def __post_init__(self) -> None:
         require(
@@ -46,26 +37,31 @@ class AutoSettings:
 @dataclass(frozen=True)
 class CheckpointSettings:
     dir: str
+    """Where committed checkpoints are. It may be on another file system than the run, which all
+    nodes share."""
     local_dir: str | None
     """A directory on each node's own fast disk, where a save is written and committed first; from
-    there it goes on to `dir`. Absolute, and to be found again after a requeue. Null goes straight
+    there it goes on to `dir`. Absolute, and to be found again after a requeue; null goes straight
     to `dir`."""
     every_steps: int | None
+    """A save after every step that is a multiple of it; null for none by count."""
     every_minutes: float | None
-    """Counted from the last save of any cause."""
+    """A save when so many minutes have passed since the last one of any cause; null for none by
+    the clock. Both may be set."""
     auto: AutoSettings | None
-    """Plans the time between saves from what they cost and how often the run fails; null for not.
-    `checkpoint=auto` sets it."""
+    """Plans the time between saves from what they cost and how often the run fails, by Daly's
+    formula; null for not. `checkpoint=auto` sets it."""
     keep_last: int
-    """So many of the newest checkpoints stay."""
+    """So many of the newest committed checkpoints stay."""
     keep_every_steps: int | None
     """Those whose step is a multiple of it stay for ever; null for none."""
     keep_best: KeepBestSettings | None
-    """The best by a metric stay, until better ones come; null for none."""
+    """The best by a metric stay, until better ones come; null for none. Given whole:
+    `checkpoint.keep_best='{metric: loss, mode: min, count: 1}'`."""
     max_bytes_per_second: float | None
     """Cap of what each rank writes to `dir`; null leaves it free."""
     commit_deadline_seconds: float
-    """A save whose shards are not all durable by then is abandoned."""
+    """A save whose shards are not all durable after so long is abandoned."""
     lease_seconds: float
     """A run on another host is taken for dead when it has given no sign of life for so long. It
     gives one every 5 seconds, and says so when none of them has got through for this long."""
@@ -74,11 +70,13 @@ class CheckpointSettings:
     the disk does, so only one that was stopped, or starved of its processor, is silent."""
     max_failures: int
     """The run stops after this many failed saves in a row."""
-    when_busy: str
-    """Both images still being written when a save is due: `wait` for one, or `skip` this save."""
+    when_busy: Literal["wait", "skip"]
+    """Where a save is due while two are still being written: `wait` for one of them, or `skip` this
+    one."""
     exclude_frozen: bool
-    """Do not store frozen parameters: for adapters on a large base, which every start loads."""
-    verify_on_resume: str
+    """Do not store frozen parameters: for adapters on a large base, which every start loads. What
+    they are is recorded, and another base is refused."""
+    verify_on_resume: Literal["full", "size"]
     """`full` digests every shard of the checkpoint that is resumed from; `size` only looks at sizes
     and headers, and trains on with whatever a bad disk has made of the data."""
     paranoid: bool
@@ -113,11 +111,3 @@ class CheckpointSettings:
         at_least("checkpoint.lease_seconds", self.lease_seconds, _LEAST_LEASE_SECONDS)
         at_least("checkpoint.keep_last", self.keep_last, 1)
         at_least("checkpoint.max_failures", self.max_failures, 1)
-        require(
-            self.when_busy in ("wait", "skip"),
-            f"checkpoint.when_busy={self.when_busy!r}: wanted wait or skip.",
-        )
-        require(
-            self.verify_on_resume in ("full", "size"),
-            f"checkpoint.verify_on_resume={self.verify_on_resume!r}: wanted full or size.",
-        )

@@ -9,7 +9,7 @@ launch.
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -32,7 +32,8 @@ class RunSettings:
     name: str
     """Names the run; the same name continues the same run."""
     dir: str
-    """Where the run lives. It never holds a time: coming back must find the same directory."""
+    """Where the run lives; relative to where the command is given. It never holds a time: coming
+    back must find the same directory."""
 
     def __post_init__(self) -> None:
         require(bool(self.name.strip()), "run.name is empty: give the run a name.")
@@ -65,15 +66,17 @@ class OptimizerSettings:
     type: str
     """A DeepSpeed optimizer, or the name of a class in torch.optim."""
     lr: float
+    """Learning rate at its highest, which is reached when the warm-up ends."""
     weight_decay: float
+    """What the optimizer takes by that name; AdamW's is decoupled from the gradient."""
     gradient_clipping: float
     """Largest global gradient norm; 0 turns clipping off."""
     betas: tuple[float, float] | None = None
-    """null for optimizers that take none."""
+    """Decay of the first and the second moment; null for optimizers that take none."""
     eps: float | None = None
-    """null for optimizers that take none."""
+    """Added to the root of the second moment; null for optimizers that take none."""
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Anything else that the optimizer takes."""
+    """Anything else that the optimizer takes: `+optimizer.params.amsgrad=true`."""
 
     def __post_init__(self) -> None:
         require(self.lr > 0, f"optimizer.lr={self.lr}: wanted a number above 0.")
@@ -85,17 +88,14 @@ class OptimizerSettings:
 class ScheduleSettings:
     warmup_steps: int
     """The learning rate rises linearly over this many steps; 0 starts at its full value."""
-    decay: str
-    """`cosine` over the steps after warm-up, or `none`."""
+    decay: Literal["cosine", "none"]
+    """What the learning rate does after the warm-up: `cosine` falls until the last step, `none`
+    stays."""
     min_lr_ratio: float
     """Where cosine decay ends, as a fraction of optimizer.lr."""
 
     def __post_init__(self) -> None:
         at_least("schedule.warmup_steps", self.warmup_steps, 0)
-        require(
-            self.decay in ("cosine", "none"),
-            f"schedule.decay={self.decay!r}: wanted cosine or none.",
-        )
         require(
             0 <= self.min_lr_ratio <= 1,
             f"schedule.min_lr_ratio={self.min_lr_ratio}: wanted a number from 0 to 1.",
@@ -107,17 +107,33 @@ class Settings:
     """Everything a run is made from. Equal on all ranks."""
 
     run: RunSettings
+    """What the run is called, and where it is kept."""
     train: TrainSettings
+    """How long it is."""
     batch: BatchSettings
+    """How many samples a step takes. What a rank accumulates follows from it: global_size /
+    (micro_size x ranks), which must be a whole number."""
     optimizer: OptimizerSettings
+    """What moves the weights. It becomes DeepSpeed's `optimizer` section."""
     schedule: ScheduleSettings
+    """The learning rate over the run's steps."""
     checkpoint: CheckpointSettings
+    """When the run saves, where to, what is kept, and what is done when a save fails."""
     guard: GuardSettings
+    """What of a loss or a gradient norm is an alarm, and what follows one. `warn` goes on, `stop`
+    ends the run without a save, `rollback` goes back to the last checkpoint before it and leaves
+    out the samples."""
     data: DataSettings
+    """What is trained on, in which shares and which order."""
     model: Mapping[str, Any]
+    """What is trained: `model._target_`, and what it is called with. Any callable that returns a
+    torch module will do, whose forward returns a loss, or has one."""
     launch: Launch
+    """How ranks are started, and what they are held to."""
     deepspeed: Mapping[str, Any]
+    """DeepSpeed's own configuration, as far as nothing else here decides it."""
     seed: int
+    """Decides the initial weights, the order of the samples, and dropout."""
     resume: str
     """`auto` resumes if there is a checkpoint, `must` insists, `never` starts anew; or a tag."""
 

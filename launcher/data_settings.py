@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from launcher.errors import ConfigError
 from launcher.schema import at_least, require
@@ -24,28 +24,29 @@ class StageSettings:
 @dataclass(frozen=True)
 class DataSettings:
     components: Mapping[str, Mapping[str, Any]]
-    """By name: `_target_` (a map-style data set), `weight`, `epochs` (how often its samples may be
-    drawn; null or left out for no limit), and the data set's arguments."""
+    """The data sets, by names of your own: `_target_` (any map-style data set), `weight` (its share
+    of the samples), `epochs` (how often each of its samples may be drawn; null or left out for no
+    limit), and the data set's arguments."""
     seq_len: int
+    """Tokens per sample, in the data sets and models that come with Everstep."""
     workers: int
-    """Loader processes per rank; 0 loads in the training process."""
+    """Loader processes per rank; 0 loads in the training process. The order of the samples does
+    not depend on them."""
     prefetch_batches: int
     """Batches that each worker keeps ready."""
     accept_changed: bool
-    """Resume although the data differ from those the checkpoint was made with."""
+    """Resume although the data differ from those the checkpoint was made with; it is recorded."""
     stages: tuple[StageSettings, ...] = ()
-    """Other weights from given samples on. May be added to ahead of where the run stands."""
+    """Other weights from given samples on. Later ones may be added as the run goes on, ahead of
+    where it stands."""
     skip: tuple[tuple[int, int], ...] = ()
-    """Ranges [first, end] of global indices that are left out, the end not included."""
-    when_exhausted: str = "redistribute"
+    """Ranges [first, end] of global indices that are left out, the end not included. Later ones
+    may be added as the run goes on."""
+    when_exhausted: Literal["redistribute", "end"] = "redistribute"
     """What happens when a component has had its epochs: `redistribute` gives its share to the
     others, `end` ends the run."""
 
     def __post_init__(self) -> None:
-        require(
-            self.when_exhausted in ("redistribute", "end"),
-            f"data.when_exhausted={self.when_exhausted!r}: wanted redistribute or end.",
-        )
         at_least("data.seq_len", self.seq_len, 1)
         at_least("data.workers", self.workers, 0)
         at_least("data.prefetch_batches", self.prefetch_batches, 1)

@@ -58,8 +58,9 @@ class LocalLaunch(LaunchSettings):
     """Ranks on this machine. Ranks that others start ignore what is added here."""
 
     kind: Literal["local"]
+    """Set by `launch=local`."""
     ranks: int | None
-    """null means one per accelerator, or two without any."""
+    """Ranks on this machine; null means one per accelerator, or two without any."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,17 +72,19 @@ class DeepSpeedLaunch(LaunchSettings):
     """Ranks on several hosts over pdsh and ssh, started by `deepspeed`."""
 
     kind: Literal["deepspeed"]
+    """Set by `launch=deepspeed`."""
     hostfile: str
-    """Lines of `HOST slots=N`: N ranks on that host."""
+    """A file with lines of `HOST slots=N`: N ranks on that host."""
     nodes: int | None
-    """Only the first so many hosts."""
+    """Only the first so many hosts; null for all of them."""
     include: str | None
-    """Only these, in DeepSpeed's syntax: `HOST@HOST:0,2`."""
+    """Only these hosts, or slots of them, in DeepSpeed's syntax: `HOST@HOST:0,2`."""
     exclude: str | None
-    """All but these."""
+    """All but these, in the same syntax."""
     master_addr: str | None
     """Where the ranks reach rank 0; null asks the first host for its own address."""
     ssh_port: int | None
+    """Where the hosts' ssh listens; null leaves it to the configuration of ssh."""
     host_timeout_seconds: float
     """A host that does not answer ssh in that time is an error before anything starts."""
 
@@ -99,13 +102,15 @@ class SrunLaunch(LaunchSettings):
     """Ranks in the Slurm allocation that this process is in, started by `srun`."""
 
     kind: Literal["srun"]
+    """Set by `launch=srun`."""
     nodes: int | None
     """null for all nodes of the allocation."""
     ranks_per_node: int | None
     """null takes the allocation's tasks per node, or its GPUs per node."""
     cpus_per_rank: int | None
+    """srun's `--cpus-per-task`; null leaves it to the allocation."""
     srun_options: tuple[str, ...]
-    """Anything else that srun takes."""
+    """Anything else that srun takes, such as `--cpu-bind=cores`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,30 +123,42 @@ class SlurmLaunch(LaunchSettings):
     """A batch job, requeued until the run is done."""
 
     kind: Literal["slurm"]
+    """Set by `launch=slurm`."""
     nodes: int
+    """sbatch's `--nodes`."""
     ranks_per_node: int
+    """sbatch's `--ntasks-per-node`: as a rule one per GPU."""
     gpus_per_node: int | None
+    """sbatch's `--gpus-per-node`; null asks for none."""
     cpus_per_rank: int | None
+    """sbatch's `--cpus-per-task`; null leaves it to the cluster."""
     time: str | None
-    """Limit of one start of the job, in Slurm's form, such as `24:00:00` or `2-12:00`."""
+    """Limit of one start of the job, in Slurm's form, such as `24:00:00` or `2-12:00`; null
+    leaves it to the partition."""
     signal_lead_seconds: int
     """So long before the limit Slurm tells the ranks to save and stop; up to 30 s later."""
     partition: str | None
+    """sbatch's `--partition`; null leaves it to the cluster."""
     account: str | None
+    """sbatch's `--account`; null leaves it to the cluster."""
     qos: str | None
+    """sbatch's `--qos`; null leaves it to the cluster."""
     array_limit: int | None
     """Of a sweep, which is submitted as an array: so many of its runs at the same time."""
     container: str | None
     """An image in which the ranks run; null for none."""
     container_runtime: Literal["pyxis", "apptainer"]
+    """What runs the image: srun's plugin of that name, or `apptainer exec`."""
     container_options: tuple[str, ...]
+    """Options of srun, with pyxis, or of `apptainer exec`."""
     modules: tuple[str, ...]
-    """Loaded by the batch script."""
+    """Environment modules that the batch script loads."""
     setup: tuple[str, ...]
     """Lines of shell for the batch script, before the ranks start."""
     sbatch_options: tuple[str, ...]
     """Any other option of sbatch, such as `--constraint=a100`."""
     srun_options: tuple[str, ...]
+    """Options of the srun that starts the ranks."""
     python: str | None
     """The Python of the ranks; null for the one that submits."""
     dry_run: bool

@@ -133,14 +133,15 @@ def _scalar(hint: type, value: Any, path: str) -> Any:
     if hint is float and type(value) is int:
         return float(value)
     if type(value) is not hint:
-        quoted = f""" Quote it for Hydra, too: "{path}='{value}'".""" if hint is str else ""
         raise ConfigError(
-            f"{path}: {_found(value)}; wanted {_WORDS[hint]}.{quoted}{_hint(hint, value)}"
+            f"{path}: {_found(value)}; wanted {_WORDS[hint]}.{_hint(hint, value, path)}"
         )
     return value
 
 
-def _hint(hint: type, value: Any) -> str:
+def _hint(hint: type, value: Any, path: str) -> str:
+    if hint is str and value is not None:
+        return f""" Quote it for Hydra, too: "{path}='{value}'"."""
     if not isinstance(value, str) or hint not in (int, float):
         return ""
     digits = value.lstrip("0")

@@ -15,8 +15,7 @@ _LEAST_WINDOW_STEPS = 8
 class GuardSettings:
     on_nonfinite: Action
     """A loss or a gradient norm that is no finite number. DeepSpeed leaves out the step of such a
-    norm; under fp16 that is how the loss scale is found, and no alarm. `warn` goes on, `stop` ends
-    the run without a save, `rollback` goes back and leaves out the samples."""
+    norm; under fp16 that is how the loss scale is found, and no alarm."""
     on_spike: Action
     """A loss far above those before it."""
     window_steps: int
@@ -29,7 +28,7 @@ class GuardSettings:
     skip_steps_before: int
     """A rollback leaves out the samples of the step with the alarm, and of so many before it."""
     skip_steps_after: int
-    """And of so many that would have come next."""
+    """And those of so many steps that would have come next."""
     max_rollbacks: int
     """At the next alarm after so many rollbacks in the life of the run, it stops instead."""
 
