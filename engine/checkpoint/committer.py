@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.checkpoint.local_committer import LocalCommitter
+from engine.checkpoint.weights_before import WeightsBefore
 from engine.format import names
 from engine.format.errors import FormatError
 from engine.format.manifest import Manifest
@@ -77,6 +78,7 @@ class Committer:
         self._local = LocalCommitter(directory, attempt, world_size, tell, log, clock)
         self._pending: dict[str, _Save] = {}
         self._known: dict[str, Committed] = {}
+        self._weights_before = WeightsBefore(directory, log)
         self._slowest_poll_seconds = max(
             _POLL_MAXIMUM_SECONDS, world_size / _RANKS_LISTED_PER_SECOND
         )
@@ -188,7 +190,9 @@ class Committer:
         seconds = self._clock() - save.sealed_at
         if outcome in (Published.DONE, Published.ALREADY):
             size = sum(receipt.size_bytes for receipt in receipts or ())
-            self._tell("committed", save_id=save.save_id, bytes=size, seconds=seconds)
+            same = self._weights_before.same_as(save.draft, receipts or [])
+            told = {} if same is None else {"same_weights_as": same}
+            self._tell("committed", save_id=save.save_id, bytes=size, seconds=seconds, **told)
             if outcome is Published.DONE:
                 self._tidy(save)
         elif outcome is Published.TAKEN:

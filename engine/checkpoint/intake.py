@@ -27,7 +27,15 @@ from engine.format.errors import FormatError
 from engine.protocol import commit, files
 from engine.protocol.layout import AttemptDirectory, CheckpointDirectory
 
-_SEAL_FIELDS = ("save", "save_id", "size_bytes", "data_offset", "sealed_at", "digest")
+_SEAL_FIELDS = (
+    "save",
+    "save_id",
+    "size_bytes",
+    "data_offset",
+    "weights",
+    "sealed_at",
+    "digest",
+)
 
 
 class Intake:

@@ -52,7 +52,14 @@ class LocalTier:
             self._remove(sealed)  # a writer before this one died while writing
             os.makedirs(directory, exist_ok=True)
             # Not under the rate limit: that is there for the disk that others share.
-            written = persist(image, sealed.size_bytes, sealed.data_offset, path, RateLimit(None))
+            written = persist(
+                image,
+                sealed.size_bytes,
+                sealed.data_offset,
+                path,
+                RateLimit(None),
+                sealed.weights,
+            )
             files.fsync_directory(directory)
             files.fsync_directory(self._disk.root)
             self._give_receipt(

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.checkpoint.persist import Persisted, RateLimit, copy, persist
+from engine.checkpoint.persist import Persisted, RateLimit, Spans, copy, persist
 from engine.format import names
 from engine.format.errors import DamagedError, FormatError
 from engine.format.manifest import Receipt
@@ -26,13 +26,15 @@ from engine.protocol.layout import AttemptDirectory
 class SealedSave:
     """What the trainer has sealed; see `writer_link.Seal`. `draft` is rank 0's.
 
-    digest  of a save that an earlier attempt left in the local tier; None for all others
+    weights  where the masters lie in the shard, if that is known: bytes [begin, end)
+    digest   of a save that an earlier attempt left in the local tier; None for all others
     """
 
     save: str
     save_id: str
     size_bytes: int
     data_offset: int
+    weights: Spans | None
     sealed_at: float
     digest: str | None
     draft: dict[str, Any] | None
@@ -48,6 +50,7 @@ class SealedSave:
             data_offset=self.data_offset,
             digest=written.digest,
             header_digest=written.header_digest,
+            weights_digest=written.weights_digest,
             seconds=seconds,
             draft=self.draft,
         )
@@ -70,7 +73,9 @@ class ImageSource:
     descriptor: int
 
     def write(self, sealed: SealedSave, path: str, limit: RateLimit) -> Persisted:
-        return persist(self.descriptor, sealed.size_bytes, sealed.data_offset, path, limit)
+        return persist(
+            self.descriptor, sealed.size_bytes, sealed.data_offset, path, limit, sealed.weights
+        )
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -84,7 +89,9 @@ class FileSource:
     digest: str
 
     def write(self, sealed: SealedSave, path: str, limit: RateLimit) -> Persisted:
-        written = copy(self.path, sealed.size_bytes, sealed.data_offset, path, limit)
+        written = copy(
+            self.path, sealed.size_bytes, sealed.data_offset, path, limit, sealed.weights
+        )
         if written.digest != self.digest:
             raise DamagedError(
                 f"{self.path}: its content has changed since it was written\n"

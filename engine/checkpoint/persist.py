@@ -14,7 +14,7 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass
@@ -31,6 +31,8 @@ _WRITES_IN_FLIGHT = 2
 # Of sync_file_range(2), which Python does not have. It makes nothing durable: fsync does.
 _WAIT_BEFORE, _WRITE, _WAIT_AFTER = 1, 2, 4
 _Windows = Generator[memoryview, None, None]
+Spans = Sequence[tuple[int, int]]
+"""Bytes [begin, end) of a file."""
 _UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP)
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
@@ -38,10 +40,14 @@ _libc.sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, 
 
 @dataclass(frozen=True)
 class Persisted:
-    """A durable shard: XXH3-128 hex digests of the whole file and of its header bytes."""
+    """A durable shard: XXH3-128 hex digests of the file, of its header, and of its weights.
+
+    The last is None where nobody said where the weights lie.
+    """
 
     digest: str
     header_digest: str
+    weights_digest: str | None
 
 
 class RateLimit:
@@ -81,24 +87,37 @@ class RateLimit:
 
 
 def persist(
-    image: int, size_bytes: int, data_offset: int, path: str, limit: RateLimit
+    image: int,
+    size_bytes: int,
+    data_offset: int,
+    path: str,
+    limit: RateLimit,
+    weights: Spans | None = None,
 ) -> Persisted:
     """Write the first `size_bytes` of the memory file `image` to the new file `path`, durably.
 
-    `data_offset` is where the shard's data start. The image is a whole number of pages; its tail
-    is written and cut off again, because O_DIRECT takes whole blocks only. The file must not exist.
-    Raises OSError; the file may then be there in part, and is the caller's to remove.
+    `data_offset` is where the shard's data start, `weights` where its masters lie, ascending. The
+    image is a whole number of pages; its tail is written and cut off again, because O_DIRECT takes
+    whole blocks only. The file must not exist. Raises OSError; the file may then be there in part,
+    and is the caller's to remove.
     """
-    return _write(_mapped(image, size_bytes), size_bytes, data_offset, path, limit)
+    return _write(_mapped(image, size_bytes), size_bytes, data_offset, path, limit, weights)
 
 
-def copy(source: str, size_bytes: int, data_offset: int, path: str, limit: RateLimit) -> Persisted:
+def copy(
+    source: str,
+    size_bytes: int,
+    data_offset: int,
+    path: str,
+    limit: RateLimit,
+    weights: Spans | None = None,
+) -> Persisted:
     """Copy the file `source`, whose first `size_bytes` are the shard, to the new file `path`.
 
     Durable when it returns, like `persist`. Raises OSError, and DamagedError where `source` is
     shorter; `path` may then be there in part.
     """
-    return _write(_read(source, size_bytes), size_bytes, data_offset, path, limit)
+    return _write(_read(source, size_bytes), size_bytes, data_offset, path, limit, weights)
 
 
 def _mapped(image: int, size_bytes: int) -> _Windows:
@@ -152,10 +171,15 @@ def _padded(size_bytes: int) -> int:
 
 
 def _write(
-    windows: _Windows, size_bytes: int, data_offset: int, path: str, limit: RateLimit
+    windows: _Windows,
+    size_bytes: int,
+    data_offset: int,
+    path: str,
+    limit: RateLimit,
+    weights: Spans | None,
 ) -> Persisted:
     """Write windows of WINDOW_BYTES, the last one shorter, to the new file `path`, durably."""
-    whole, header = xxhash.xxh3_128(), xxhash.xxh3_128()
+    whole, header, masters = xxhash.xxh3_128(), xxhash.xxh3_128(), xxhash.xxh3_128()
     file = _ShardFile(path, limit)
     try:
         with ThreadPoolExecutor(_WRITES_IN_FLIGHT) as pool, closing(windows):
@@ -166,6 +190,9 @@ def _write(
                 whole.update(view[:valid])
                 if offset < data_offset:
                     header.update(view[: min(valid, data_offset - offset)])
+                for begin, end in weights or ():
+                    if begin < offset + valid and end > offset:
+                        masters.update(view[max(begin - offset, 0) : min(end - offset, valid)])
                 wait(writes)  # all of them, before one's error lets the window go
                 for write in writes:
                     write.result()
@@ -174,7 +201,8 @@ def _write(
         file.finish(size_bytes)
     finally:
         file.close()
-    return Persisted(whole.hexdigest(), header.hexdigest())
+    weights_digest = None if weights is None else masters.hexdigest()
+    return Persisted(whole.hexdigest(), header.hexdigest(), weights_digest)
 
 
 def _sync_file_range(descriptor: int, begin: int, count: int, flags: int) -> None:

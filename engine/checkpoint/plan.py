@@ -15,7 +15,7 @@ import torch
 
 from engine.checkpoint.zero3 import Layout, LiveState, dtype_name
 from engine.format.dtypes import ITEMSIZE
-from engine.format.layout import entries_of
+from engine.format.layout import entries_of, weight_spans
 from engine.format.manifest import StateKey
 from engine.format.partition import ranges_of, slice_of
 from engine.format.shard import Entry, ShardPlan
@@ -91,6 +91,7 @@ class StagingPlan:
         structure: what it was made from.
         state_keys: the optimizer's state per element, as the manifest lists it.
         shard: where every byte of the file lies.
+        weights: where its masters lie: bytes [begin, end), one range for each of their dtypes.
         runs: the copies that fill it, in file order. A flat tensor without padding is one run,
             however many slices it has.
         first_whole: sources from this number on are `whole` tensors.
@@ -108,6 +109,7 @@ class StagingPlan:
             holds_frozen=layout.holds_frozen,
         )
         self.shard = ShardPlan(entries)
+        self.weights = weight_spans(self.shard)
         self.first_whole = len(structure.flats) + len(layout.stored_frozen)
         self.runs = tuple(_join(self.shard, slices_of(layout, structure)))
 

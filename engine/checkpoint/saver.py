@@ -16,9 +16,10 @@ from engine.checkpoint.snapshot import Snapshot
 from engine.checkpoint.staging import StagingArea
 from engine.checkpoint.writer_link import Seal, WriterLink
 from engine.checkpoint.zero3 import Layout
+from engine.format.layout import entries_of_manifest, weight_spans
 from engine.format.manifest import Manifest
 from engine.format.names import SaveId, save_directory, step_of
-from engine.format.shard import metadata_of
+from engine.format.shard import ShardPlan, metadata_of
 
 _NO_SAVE = 0  # the save counter of an attempt's own saves begins at 1
 
@@ -91,6 +92,7 @@ class Saver(Handover):
             save_id=str(save_id),
             size_bytes=plan.shard.size_bytes,
             data_offset=plan.shard.data_offset,
+            weights=plan.weights,
             draft=None,
         )
         self._staged = _Staged(seal, save_id.tag, index, image.descriptor)
@@ -112,13 +114,15 @@ class Saver(Handover):
 
         With this attempt's own saves, ahead of all of them; as that attempt's, by its save id.
         """
-        shard = manifest.shards[self._layout.rank]
+        rank = self._layout.rank
+        shard = manifest.shards[rank]
         self.hand_over_local(
             Seal(
                 save=save_directory(manifest.tag, _NO_SAVE),
                 save_id=manifest.save_id,
                 size_bytes=shard.size_bytes,
                 data_offset=shard.data_offset,
+                weights=weight_spans(ShardPlan(entries_of_manifest(manifest, rank))),
                 draft=json.dumps(manifest.draft_json()).encode() if self._rank == 0 else None,
                 digest=shard.digest,
             )

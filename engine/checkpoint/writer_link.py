@@ -53,7 +53,8 @@ class Seal:
     manifest's draft as JSON bytes on rank 0, and None elsewhere. `sealed_at` is when it was staged
     on the host's monotonic clock, which all processes share: commits are timed from it. `digest` is
     that of the rank's file in the local tier, for a save that an earlier attempt left there, and
-    None for all others.
+    None for all others. `weights` is where the masters lie (`format.layout.weight_spans`);
+    None leaves their digest out of the receipt.
     """
 
     save: str
@@ -63,6 +64,7 @@ class Seal:
     draft: bytes | None
     sealed_at: float = field(default_factory=time.monotonic)
     digest: str | None = None
+    weights: tuple[tuple[int, int], ...] | None = None
 
 
 class WriterLink:
@@ -152,6 +154,7 @@ class WriterLink:
             "save_id": seal.save_id,
             "size_bytes": seal.size_bytes,
             "data_offset": seal.data_offset,
+            "weights": seal.weights,
             "sealed_at": seal.sealed_at,
             "digest": seal.digest,
             "has_image": image is not None,

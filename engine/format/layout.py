@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from engine.format.dtypes import ITEMSIZE
 from engine.format.manifest import Draft, Parameter, StateKey
 from engine.format.partition import indices_of, slice_of
-from engine.format.shard import Entry
+from engine.format.shard import Entry, ShardPlan
 
 
 def entries_of(
@@ -57,3 +57,16 @@ def slice_entry(kind: str, parameter: Parameter, dtype: str, world_size: int, ra
     """Return the entry for the slice of `parameter` that `rank` owns, one-dimensional."""
     begin, end = slice_of(math.prod(parameter.shape), world_size, rank)
     return Entry(f"{kind}/{parameter.name}", dtype, (end - begin,))
+
+
+def weight_spans(plan: ShardPlan) -> tuple[tuple[int, int], ...]:
+    """Return where the masters lie in a shard: bytes [begin, end), ascending, neighbours joined."""
+    spans: list[tuple[int, int]] = []
+    for entry in plan.entries:
+        begin, end = plan.spans[entry.name]
+        if not entry.name.startswith("master/") or begin == end:
+            continue
+        if spans and spans[-1][1] == begin:
+            begin = spans.pop()[0]
+        spans.append((begin, end))
+    return tuple(spans)

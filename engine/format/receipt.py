@@ -74,6 +74,7 @@ class Receipt(ShardRecord):
     world_size  of the save
     seconds     from the seal of the image until the shard was durable
     draft       the manifest without its shards, as JSON; rank 0's receipt has it, others None
+    weights_digest  XXH3-128 of the shard's masters alone, in file order; None if it was not taken
     """
 
     save_id: str
@@ -81,6 +82,7 @@ class Receipt(ShardRecord):
     world_size: int
     seconds: float
     draft: JSON = None
+    weights_digest: str | None = None
 
     @property
     def shard(self) -> ShardRecord:
@@ -113,6 +115,9 @@ class Receipt(ShardRecord):
         draft = fields.anything("draft")
         if (draft is not None) is not (rank == 0):
             raise fields.error("draft", "an object in the receipt of rank 0, null in all others")
+        weights_digest = None
+        if fields.anything("weights_digest") is not None:
+            weights_digest = fields.string("weights_digest", HEX_DIGEST)
         return cls(
             **vars(shard),
             save_id=fields.save_id("save_id"),
@@ -120,7 +125,16 @@ class Receipt(ShardRecord):
             world_size=world_size,
             seconds=fields.seconds("seconds"),
             draft=draft,
+            weights_digest=weights_digest,
         )
 
 
-_RECEIPT_FIELDS = ("save_id", "rank", "world_size", *_SHARD_FIELDS, "seconds", "draft")
+_RECEIPT_FIELDS = (
+    "save_id",
+    "rank",
+    "world_size",
+    *_SHARD_FIELDS,
+    "weights_digest",
+    "seconds",
+    "draft",
+)

@@ -48,6 +48,7 @@ def _persist(image: int, data: bytes, path: Path) -> None:
     assert path.read_bytes() == data
     assert written.digest == digest_bytes(data)
     assert written.header_digest == digest_bytes(data[:data_offset])
+    assert written.weights_digest is None, "nobody has said where they lie"
 
 
 @pytest.mark.parametrize("size", [1, _PAGE, _SMALL_WINDOW, _SMALL_WINDOW + 1, 2 * _SMALL_WINDOW])
@@ -85,6 +86,30 @@ def test_a_file_that_is_shorter_than_it_should_be_is_not_copied(
     source.write_bytes(data[: _SMALL_WINDOW + _PAGE])
     with pytest.raises(DamagedError, match=f"ends at byte {_SMALL_WINDOW + _PAGE}"):
         copy(str(source), len(data), _PAGE, str(tmp_path / "shard"), RateLimit(None))
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [],
+        [(3, 4)],
+        [(_PAGE + 1, _SMALL_WINDOW)],
+        [(_PAGE, 2 * _SMALL_WINDOW + 9)],
+        [
+            (8, 16),
+            (_SMALL_WINDOW - 3, _SMALL_WINDOW + 3),
+            (3 * _SMALL_WINDOW, 3 * _SMALL_WINDOW + 7),
+        ],
+    ],
+)
+def test_the_weights_have_a_digest_of_their_own(
+    image: int, data: bytes, tmp_path: Path, spans: list[tuple[int, int]]
+) -> None:
+    source = tmp_path / "shard"
+    persisted = persist(image, len(data), _PAGE, str(source), RateLimit(None), spans)
+    copied = copy(str(source), len(data), _PAGE, str(tmp_path / "2"), RateLimit(None), spans)
+    expected = digest_bytes(b"".join(data[begin:end] for begin, end in spans))
+    assert (persisted.weights_digest, copied.weights_digest) == (expected, expected)
 
 
 def test_an_existing_file_is_not_overwritten(image: int, data: bytes, tmp_path: Path) -> None:

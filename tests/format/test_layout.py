@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from engine.format.dtypes import ITEMSIZE
-from engine.format.layout import entries_of, entries_of_manifest
+from engine.format.layout import entries_of, entries_of_manifest, weight_spans
 from engine.format.manifest import Parameter, StateKey
 from engine.format.shard import Entry, ShardPlan
 from tests.format import build
@@ -56,3 +56,22 @@ def test_optimizer_state_may_be_there_for_some_parameters_and_in_several_dtypes(
         Entry("momentum/a", "BF16", (4,)),
         Entry("momentum/c", "BF16", (4,)),
     ]
+
+
+def test_the_masters_of_one_dtype_lie_together() -> None:
+    """Whatever is frozen beside them; the elements of `one.bias` are all on rank 0."""
+    plan = ShardPlan(entries_of_manifest(build.draft(), 1))
+    first, last = plan.spans["master/embed.weight"], plan.spans["master/norm.weight"]
+    assert weight_spans(plan) == ((first[0], last[1]),)
+    dtypes = {"a": "F32", "b": "BF16", "c": "F32", "d": None}
+    mixed = [
+        Parameter(name, (4,), "BF16", dtype, None if dtype is None else 0, dtype is not None)
+        for name, dtype in dtypes.items()
+    ]
+    plan = ShardPlan(entries_of(mixed, [StateKey("exp_avg", "F32", ((0, 3),))], [], 1, 0))
+    assert weight_spans(plan) == (
+        (plan.spans["master/a"][0], plan.spans["master/c"][1]),
+        plan.spans["master/b"],
+    )
+    none = ShardPlan(entries_of(mixed[3:], [], [], 1, 0))
+    assert weight_spans(none) == ()

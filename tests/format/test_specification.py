@@ -56,6 +56,13 @@ def test_the_worked_example_is_intact(example: Path) -> None:
     assert verify(example) == []
 
 
+def test_the_worked_example_has_the_digest_of_its_weights(example: Path) -> None:
+    data = (example / names.receipt_name(1, 2)).read_bytes()
+    weights = Reader(example).shards[1]["master/w"][2]
+    digest = xxhash.xxh3_128(weights).hexdigest()
+    assert Receipt.from_bytes(data, "receipt").weights_digest == digest
+
+
 def test_the_worked_example_says_its_sizes(example: Path) -> None:
     text = DOCUMENT.read_text()
     for rank in range(2):
