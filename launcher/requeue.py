@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from launcher import versions
 from launcher.errors import NoProgressError
 from launcher.rank import RankProcess
-from launcher.run_directory import JsonLines, now
+from launcher.run_directory import RECORDS_VERSION, JsonLines, now
 
 DONE = 0
 FAILED = 1
@@ -122,6 +123,8 @@ class AttemptLog:
             slurm_restart_count=environ.get("SLURM_RESTART_COUNT"),
             launch=environ.get("EVERSTEP_LAUNCH_ID"),
             overrides=list(overrides),
+            versions=versions.installed(),
+            records_version=RECORDS_VERSION,
         )
 
     def start(self, attempt: int, from_step: int, changed: Sequence[str] = ()) -> None:

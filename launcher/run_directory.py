@@ -16,6 +16,9 @@ from typing import Any
 
 from engine.protocol.files import fsync_directory
 
+RECORDS_VERSION = 1
+"""Of `docs/records.md`. Another one means something else by a field; what is only added is not."""
+
 logger = logging.getLogger(__name__)
 
 

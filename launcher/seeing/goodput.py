@@ -18,11 +18,12 @@ The idea is that of "ML productivity goodput" as Google's engineers publish it; 
 ours, by what these records can tell.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from launcher.seeing.records import Record, when
-from launcher.seeing.timeline import Attempt, kept_steps
+from launcher.seeing.columns import Steps
+from launcher.seeing.timeline import Attempt, living
 
 
 @dataclass
@@ -58,22 +59,39 @@ class Goodput:
 def goodput(attempts: Sequence[Attempt], now: float | None = None) -> Goodput:
     """Divide the wall time of a run's attempts, given in order.
 
+    Where two attempts overlap, the time is the older one's until the newer one has the run, and
+    the newer one's from then on: what the older one still does comes to nothing.
+
     Args:
-        now: seconds since the epoch, if the last attempt is still alive: then it lasts until now.
+        now: seconds since the epoch, if the run is still alive: then the attempt that has no end
+            lasts until now.
     """
-    timed = [(attempt, *attempt.span) for attempt in attempts if attempt.span is not None]
-    kept = {id(record) for record in kept_steps([attempt for attempt, _, _ in timed])}
+    alive = living(attempts) if now is not None else None
     result = Goodput()
     before: float | None = None
-    for number, (attempt, began, last_seen) in enumerate(timed, 1):
-        end = max(last_seen, now or 0.0) if number == len(timed) else last_seen
-        _divide(attempt, began, end, kept, result)
+    for attempt, began, last_seen in _spans(attempts):
+        end = max(last_seen, now) if attempt is alive and now is not None else last_seen
         result.down += max(0.0, began - before) if before is not None else 0.0
-        before = end
+        before = began if before is None else before
+        _divide(attempt, max(began, before), max(began, before, end), result)
+        before = max(before, end)
     return result
 
 
-def _divide(attempt: Attempt, began: float, end: float, kept: set[int], into: Goodput) -> None:
+def _spans(attempts: Sequence[Attempt]) -> list[tuple[Attempt, float, float]]:
+    """Return the attempts of which times are known, by when they began, with begin and end."""
+    spans = []
+    taken_at = math.inf
+    for attempt in reversed(attempts):
+        if attempt.span is not None:
+            began, last_seen = attempt.span
+            spans.append((attempt, began, min(last_seen, max(began, taken_at))))
+        if attempt.held_at is not None:
+            taken_at = min(taken_at, attempt.held_at)
+    return sorted(spans, key=lambda span: span[1])
+
+
+def _divide(attempt: Attempt, began: float, end: float, into: Goodput) -> None:
     """Add one attempt's time; every part is held to what is left, so that the sum is its wall."""
     left = end - began
 
@@ -83,40 +101,32 @@ def _divide(attempt: Attempt, began: float, end: float, kept: set[int], into: Go
         left -= part
         return part
 
-    for record in attempt.steps:
-        seconds = take(float(record["step_seconds"]))
-        if id(record) in kept:
+    steps, staged = attempt.steps, attempt.written.events_of("staged")
+    for step_seconds, is_kept in zip(steps.seconds, steps.kept, strict=True):
+        seconds = take(step_seconds)
+        if is_kept:
             into.kept += seconds
             into.kept_steps += 1
         else:
             into.lost += seconds
             into.lost_steps += 1
-    into.saving += take(_total(attempt.events, "staged"))
-    into.resuming += take(resuming := _total(attempt.events, "resumed"))
-    first, last = _edges(attempt)
+    into.saving += take(staged.total_seconds())
+    resuming = attempt.written.events_of("resumed").total_seconds()
+    into.resuming += take(resuming)
+    first, last = _edges(steps)
     if first is None or last is None:
         into.starting += take(left)
         return
     into.starting += take(first - began - resuming)
     if attempt.has_ended:
-        into.stopping += take(end - last - _total(attempt.events, "staged", after=last))
+        into.stopping += take(end - last - staged.total_seconds(after=last))
     into.other += left
 
 
-def _edges(attempt: Attempt) -> tuple[float | None, float | None]:
+def _edges(steps: Steps) -> tuple[float | None, float | None]:
     """Return when the first step began and the last one ended; None without steps, or times."""
-    times = [(at, record) for record in attempt.steps if (at := when(record)) is not None]
-    if not times:
+    first = next((row for row, at in enumerate(steps.at) if not math.isnan(at)), None)
+    if first is None:
         return None, None
-    return times[0][0] - float(times[0][1]["step_seconds"]), times[-1][0]
-
-
-def _total(events: Sequence[Record], kind: str, after: float | None = None) -> float:
-    """Sum the seconds of rank 0's events of a kind; those after a time only, if it is given."""
-    return sum(
-        float(event["seconds"])
-        for event in events
-        if event["event"] == kind
-        and isinstance(event.get("seconds"), (int, float))
-        and (after is None or (when(event) or 0.0) >= after)
-    )
+    last = next(at for at in reversed(steps.at) if not math.isnan(at))
+    return steps.at[first] - steps.seconds[first], last

@@ -46,7 +46,8 @@ class Life:
 
 def life_of(directory: CheckpointDirectory) -> Life:
     """Return what can be told of the run that keeps its checkpoints in `directory`."""
-    numbers = [int(name) for name in _listing(directory.attempts) if name.isdigit()]
+    listed = _listing(directory.attempts)
+    numbers = [int(name) for name in listed if name.isascii() and name.isdigit()]
     if not numbers:
         return Life(ENDED, "has never come as far as holding its checkpoint directory")
     attempt = directory.attempt(max(numbers))

@@ -1,20 +1,28 @@
 """Reads a run's records as far as they can be read: half-written, damaged, or from a newer version.
 
 Nothing here raises for what is in a file. What could not be read is counted and said in `notes`.
+Attempts are kept as they are on record; steps and events, of which there can be millions, as
+columns.
 """
 
 import datetime
-import json
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-Record = Mapping[str, Any]
+from launcher.run_directory import RECORDS_VERSION
+from launcher.seeing.columns import Events, Written, is_of_a_step
+from launcher.seeing.lines import Lines, Record
 
 _NAMES = ("attempts", "metrics", "events")
-_LARGEST_INTEGER = 1 << 63
 _LATEST = 1e10  # seconds since the epoch: in the year 2286
+_KINDS = (
+    *("staged", "persisted", "committed", "resumed"),
+    *("failed", "abandoned", "skipped", "alarm"),
+)
+_GLANCE = 4000  # lines of each file
 
 
 class NoRunError(Exception):
@@ -25,20 +33,27 @@ class NoRunError(Exception):
 class Records:
     """What a run directory holds.
 
-    attempts, metrics, events  the usable lines of the files of that name, in order
-    notes                      what is missing or could not be read, for people
+    attempts    the usable lines of attempts.jsonl, in order
+    by_attempt  what each attempt wrote besides, by its number
+    notes       what is missing or could not be read, for people
     """
 
     path: Path
     attempts: list[Record] = field(default_factory=list)
-    metrics: list[Record] = field(default_factory=list)
-    events: list[Record] = field(default_factory=list)
+    by_attempt: dict[int, Written] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    def of(self, number: int) -> Written:
+        """Return what an attempt wrote, to be added to."""
+        written = self.by_attempt.get(number)
+        if written is None:
+            written = self.by_attempt[number] = Written()
+        return written
 
 
 def is_run(path: Path) -> bool:
     """Tell whether a directory is a run's."""
-    return any((path / f"{name}.jsonl").exists() for name in _NAMES)
+    return any(os.path.lexists(path / f"{name}.jsonl") for name in _NAMES)
 
 
 def runs_in(path: Path) -> list[Path]:
@@ -50,9 +65,10 @@ def runs_in(path: Path) -> list[Path]:
     if is_run(path):
         return [path]
     try:
-        found = sorted(child for child in path.iterdir() if child.is_dir() and is_run(child))
+        names = sorted(os.listdir(path))
     except OSError as error:
         raise NoRunError(f"{path}: cannot be listed: {error.strerror}") from error
+    found = [path / name for name in names if is_run(path / name)]
     if not found:
         raise NoRunError(
             f"{path}: no run is here. Wanted a run directory (with attempts.jsonl in it), or a "
@@ -61,70 +77,76 @@ def runs_in(path: Path) -> list[Path]:
     return found
 
 
-def read(path: Path) -> Records:
-    """Read the records of the run at `path`."""
+def read(path: Path, *, at_a_glance: bool = False) -> Records:
+    """Read the records of the run at `path`.
+
+    Args:
+        at_a_glance: read some thousands of lines of steps and events only, however many there are:
+            enough to know how long each attempt lived.
+    """
     records = Records(path)
-    for name, lines, usable in (
-        ("attempts", records.attempts, _is_attempt),
-        ("metrics", records.metrics, _is_metric),
-        ("events", records.events, _is_event),
-    ):
-        try:
-            text = (path / f"{name}.jsonl").read_text(encoding="utf-8", errors="replace")
-        except OSError as error:
-            records.notes.append(f"{name}.jsonl: {error.strerror}")
-            continue
-        bad = _take_lines(text, usable, lines)
-        if bad:
-            records.notes.append(f"{name}.jsonl: {bad} damaged or unknown lines were passed over")
+    about = _GLANCE if at_a_glance else None
+    _read_attempts(Lines(path / "attempts.jsonl"), records)
+    _read_steps(Lines(path / "metrics.jsonl", about), records)
+    _read_events(Lines(path / "events.jsonl", about), records)
     return records
 
 
-def when(record: Record) -> float | None:
-    """Return a record's time in seconds since the epoch; None where it has none that can be."""
+def when(record: Record) -> float:
+    """Return a record's time in seconds since the epoch; NaN where it has none that can be."""
     try:
         at = datetime.datetime.fromisoformat(record["time"]).timestamp()
     except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-    return at if 0 <= at < _LATEST else None
+        return float("nan")
+    return at if 0 <= at < _LATEST else float("nan")
 
 
-def _take_lines(text: str, usable: Callable[[Any], bool], into: list[Record]) -> int:
-    """Add the usable records; return how many lines are not. One still being written is neither."""
-    bad = 0
-    for line in text.splitlines(keepends=True):
-        try:
-            record = json.loads(line, parse_int=_small_integer)
-        except ValueError:
-            bad += line.endswith("\n")
+def is_of_an_attempt(record: Any) -> bool:
+    """Tell whether something is a line of attempts.jsonl, as far as is needed to use it."""
+    return (
+        isinstance(record, Mapping)
+        and isinstance(record.get("start_id"), str)
+        and isinstance(record.get("event"), str)
+    )
+
+
+def _read_attempts(lines: Lines, records: Records) -> None:
+    newer = set()
+    for record in lines:
+        if not is_of_an_attempt(record):
+            lines.bad += 1
             continue
-        if usable(record):
-            into.append(record)
-        else:
-            bad += 1
-    return bad
+        records.attempts.append(record)
+        version = record.get("records_version", RECORDS_VERSION)
+        if version != RECORDS_VERSION:
+            newer.add(str(version)[:20])
+    records.notes.extend(lines.notes)
+    if newer:
+        records.notes.append(
+            f"attempts.jsonl: a start has left records of version {', '.join(sorted(newer))}, and "
+            f"this is a reader of version {RECORDS_VERSION}: some of them may be shown wrongly"
+        )
 
 
-def _small_integer(digits: str) -> int:
-    """Return an integer of a record. None is so large that it is no float: that line is damaged."""
-    value = int(digits)
-    if abs(value) > _LARGEST_INTEGER:
-        raise ValueError(digits)
-    return value
+def _read_steps(lines: Lines, records: Records) -> None:
+    for record in lines:
+        if not is_of_a_step(record):
+            lines.bad += 1
+            continue
+        written, at = records.of(record["attempt"]), when(record)
+        written.steps.add(record, at)
+        written.saw(at)
+    records.notes.extend(lines.notes)
 
 
-def _is_attempt(record: Any) -> bool:
-    return isinstance(record, dict) and _has(record, start_id=str, event=str)
-
-
-def _is_metric(record: Any) -> bool:
-    numbers = (int, float)
-    return isinstance(record, dict) and _has(record, step=int, loss=numbers, step_seconds=numbers)
-
-
-def _is_event(record: Any) -> bool:
-    return isinstance(record, dict) and _has(record, event=str)
-
-
-def _has(record: Record, **kinds: Any) -> bool:
-    return all(isinstance(record.get(name), kind) for name, kind in kinds.items())
+def _read_events(lines: Lines, records: Records) -> None:
+    for record in lines:
+        attempt, kind, at = record.get("attempt"), record.get("event"), when(record)
+        if not isinstance(kind, str) or not (attempt is None or type(attempt) is int):
+            lines.bad += 1
+        elif attempt is not None:  # else it was before the run was held
+            written = records.of(attempt)
+            written.saw(at)
+            if kind in _KINDS:
+                written.events.setdefault(kind, Events()).add(record, at)
+    records.notes.extend(lines.notes)

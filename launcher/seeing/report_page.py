@@ -17,7 +17,7 @@ from launcher.seeing.report_limits import Limits
 from launcher.seeing.report_series import LossSeries
 from launcher.seeing.report_words import counted
 from launcher.seeing.status import state_of
-from launcher.seeing.summary import Summary, age_text
+from launcher.seeing.summary import Summary, age_text, loss_text
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,9 @@ def _head(run: Summary) -> str:
 
 
 def _loss(run: Summary) -> tuple[str, str]:
-    if not run.kept:
+    if run.newest is None:
         return "-", "no step is on record"
-    return f"{run.kept[-1]['loss']:.4f}", f"at step {run.kept[-1]['step']:,}"
+    return loss_text(run.newest.loss), f"at step {run.newest.step:,}"
 
 
 def _attempts(run: Summary) -> tuple[str, str]:

@@ -5,12 +5,17 @@ point are kept, so that no spike is lost; of the saves one in so many, and every
 """
 
 import bisect
+import math
 import statistics
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import itemgetter
+from typing import Any
 
-from launcher.seeing.records import Record
+from launcher.seeing.columns import Steps
+from launcher.seeing.lines import number
 from launcher.seeing.summary import Summary
 from launcher.seeing.timeline import Attempt
 
@@ -73,12 +78,21 @@ class SaveSeries:
     medians: dict[str, float] = field(default_factory=dict)
 
 
-def number_in(record: Record, name: str) -> float | None:
-    """Return a record's number if it is one that can be drawn: finite, and not too large."""
-    value = record.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if abs(value) < 1e300 else None  # so NaN is none, too
+class Curve(Sequence[Point]):
+    """Points as two columns: a million of them as tuples would take a hundred megabytes."""
+
+    def __init__(self) -> None:
+        self._x, self._y = array("d"), array("d")
+
+    def add(self, x: float, y: float) -> None:
+        self._x.append(x)
+        self._y.append(y)
+
+    def __len__(self) -> int:
+        return len(self._x)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._x[index], self._y[index]
 
 
 def thin(points: Sequence[Point], buckets: int = _BUCKETS) -> list[Point]:
@@ -116,25 +130,28 @@ def sample(
 def loss_series(run: Summary) -> LossSeries:
     """Return what is known of a run's loss."""
     axis = _Axis(run)
-    kept = {id(record) for record in run.kept}
-    lost = [
-        stretch
-        for attempt in run.attempts
-        for is_kept, records in groupby(attempt.steps, key=lambda record: id(record) in kept)
-        if not is_kept and (stretch := thin(list(axis.losses(records))))
-    ]
+    kept, lost, non_finite = Curve(), [], array("d")
+    for attempt in run.attempts:
+        steps = attempt.steps
+        rows = zip(steps.kept, axis.column(steps), map(number, steps.loss), strict=True)
+        for is_kept, stretch in groupby(rows, key=itemgetter(0)):
+            curve = kept if is_kept else Curve()
+            for _, x, loss in stretch:
+                if math.isnan(x):
+                    continue
+                if math.isnan(loss):
+                    non_finite.append(x)
+                else:
+                    curve.add(x, loss)
+            if curve and not is_kept:
+                lost.append(thin(curve))
     there = {one.manifest.step for one in run.checkpoints if one.manifest is not None}
     committed = list(axis.events(run, "committed"))
     return LossSeries(
         over=axis.over,
-        kept=thin(list(axis.losses(run.kept))),
+        kept=thin(kept),
         lost=lost,
-        non_finite=_thin_marks(
-            x
-            for attempt in run.attempts
-            for record in attempt.steps
-            if number_in(record, "loss") is None and (x := axis.of(record)) is not None
-        ),
+        non_finite=_thin_marks(non_finite),
         spans=[span for attempt in run.attempts if (span := axis.span(run, attempt)) is not None],
         stored=_thin_marks(x for step, x in committed if step in there),
         gone=_thin_marks(x for step, x in committed if step not in there),
@@ -152,15 +169,13 @@ def save_series(run: Summary) -> SaveSeries:
         "committed": (found.commit, None),
     }
     for attempt in run.attempts:
-        for event in attempt.events:
-            step, seconds = number_in(event, "step"), number_in(event, "seconds")
-            if event["event"] not in by_kind or step is None or seconds is None or seconds <= 0:
-                continue
-            times, speeds = by_kind[event["event"]]
-            times.append((step, seconds))
-            size = number_in(event, "bytes")
-            if speeds is not None and size is not None and size > 0:
-                speeds.append((step, size / seconds / _GB))
+        for kind, (times, speeds) in by_kind.items():
+            for step, seconds, size in attempt.written.events_of(kind):
+                if math.isnan(step) or not seconds > 0:
+                    continue
+                times.append((step, seconds))
+                if speeds is not None and size > 0:
+                    speeds.append((step, size / seconds / _GB))
     times_of = {"pause": found.pause, "write": found.write, "until committed": found.commit}
     return SaveSeries(
         pause=sample(found.pause, worst=max),
@@ -180,13 +195,23 @@ class _Axis:
     """Where on the x axis things are: by samples, or by steps if no step's samples are known."""
 
     def __init__(self, run: Summary) -> None:
-        has_samples = any(number_in(record, "sample_offset") is not None for record in run.kept)
-        self.over, self._field = ("samples", "sample_offset") if has_samples else ("step", "step")
-        self._steps = [record["step"] for record in run.kept if self.of(record) is not None]
-        self._places = [x for record in run.kept if (x := self.of(record)) is not None]
+        self._samples = any(
+            is_kept and not math.isnan(samples)
+            for attempt in run.attempts
+            for is_kept, samples in zip(attempt.steps.kept, attempt.steps.samples, strict=True)
+        )
+        self.over = "samples" if self._samples else "step"
+        self._steps, self._places = array("q"), array("d")
+        for attempt in run.attempts:
+            steps = attempt.steps
+            for step, x, is_kept in zip(steps.step, self.column(steps), steps.kept, strict=True):
+                if is_kept and not math.isnan(x):
+                    self._steps.append(step)
+                    self._places.append(x)
 
-    def of(self, record: Record) -> float | None:
-        return number_in(record, self._field)
+    def column(self, steps: Steps) -> Sequence[float]:
+        """Return the places of an attempt's steps; NaN where one is not known."""
+        return steps.samples if self._samples else steps.step
 
     def at(self, step: float) -> float | None:
         """Return the place of a step that has no record of its own: that of the next kept one."""
@@ -196,22 +221,16 @@ class _Axis:
             return None
         return self._places[min(bisect.bisect_left(self._steps, step), len(self._steps) - 1)]
 
-    def losses(self, records: Iterable[Record]) -> Iterator[Point]:
-        for record in records:
-            x, loss = self.of(record), number_in(record, "loss")
-            if x is not None and loss is not None:
-                yield x, loss
-
     def events(self, run: Summary, *kinds: str) -> Iterator[Point]:
         """Yield the step and the place of every event of these kinds."""
         for attempt in run.attempts:
-            for event in attempt.events:
-                step = number_in(event, "step") if event["event"] in kinds else None
-                if step is not None and (x := self.at(step)) is not None:
-                    yield step, x
+            for kind in kinds:
+                for step in attempt.written.events_of(kind).step:
+                    if not math.isnan(step) and (x := self.at(step)) is not None:
+                        yield step, x
 
     def span(self, run: Summary, attempt: Attempt) -> Span | None:
-        places = [x for record in attempt.steps if (x := self.of(record)) is not None]
+        places = [x for x in self.column(attempt.steps) if not math.isnan(x)]
         if not places:
             return None
         begin = self.at(attempt.from_step) if attempt.from_step is not None else None

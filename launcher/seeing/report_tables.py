@@ -42,8 +42,7 @@ def attempts(run: Summary) -> str:
     rows = []
     before = None
     for attempt in run.attempts[-_MOST_ROWS:]:
-        found = attempt.details.get("overrides")
-        overrides = " ".join(map(str, found)) if isinstance(found, list) else ""
+        overrides = " ".join(attempt.overrides)
         rows.append(
             (
                 "-" if attempt.number is None else str(attempt.number),
@@ -52,8 +51,8 @@ def attempts(run: Summary) -> str:
                 "-" if attempt.last_step is None else f"{attempt.last_step:,}",
                 age_text(attempt.span[1] - attempt.span[0]) if attempt.span else "?",
                 began_of(attempt),
-                str(attempt.details.get("world_size", "?")),
-                str(attempt.details.get("host", "?")),
+                attempt.detail("world_size"),
+                attempt.detail("host"),
                 "as before" if overrides and overrides == before else overrides,
             )
         )

@@ -7,6 +7,7 @@ Works while the run lives, from any machine that sees its directory, and without
 import argparse
 import datetime
 import json
+import math
 import statistics
 import sys
 from collections.abc import Sequence
@@ -15,12 +16,11 @@ from typing import Any
 
 from engine import describe
 from launcher.seeing.records import NoRunError, runs_in
-from launcher.seeing.summary import Summary, age_text, summarize
+from launcher.seeing.summary import Summary, age_text, loss_text, summarize
 from launcher.seeing.timeline import Attempt
 
 EXIT_USAGE = 2
 
-_RECENT_STEPS = 20
 _EXIT_WORDS = {0: "done", 70: "needs a person", 75: "stopped", 78: "refused"}
 
 
@@ -67,7 +67,7 @@ def table(runs: Sequence[Summary]) -> list[str]:
                 run.name,
                 str(run.step),
                 "?" if run.total_steps is None else str(run.total_steps),
-                f"{run.kept[-1]['loss']:.4f}" if run.kept else "-",
+                "-" if run.newest is None else loss_text(run.newest.loss),
                 f"{run.goodput.share:.0%}",
                 str(len(run.attempts)),
                 _newest_checkpoint(run),
@@ -78,14 +78,18 @@ def table(runs: Sequence[Summary]) -> list[str]:
 
 
 def as_json(run: Summary) -> dict[str, Any]:
-    """Return what a program may want to know of a run; times are seconds since the epoch."""
+    """Return what a program may want to know of a run; times are seconds since the epoch.
+
+    A loss that is not finite is null: JSON has no word for it.
+    """
+    loss = None if run.newest is None or not math.isfinite(run.newest.loss) else run.newest.loss
     return {
         "run": run.name,
         "path": str(run.path.absolute()),
         "state": "complete" if run.is_complete else run.life.state,
         "step": run.step,
         "total_steps": run.total_steps,
-        "loss": run.kept[-1]["loss"] if run.kept else None,
+        "loss": loss,
         "attempts": [
             {
                 "attempt": attempt.number,
@@ -124,10 +128,9 @@ def state_of(run: Summary) -> str:
 def _progress(run: Summary) -> list[str]:
     of = "" if run.total_steps is None else f" of {run.total_steps:,}"
     parts = [f"step {run.step:,}{of}"]
-    if run.kept:
-        parts.append(f"loss {run.kept[-1]['loss']:.4f}")
-        recent = [float(record["step_seconds"]) for record in run.kept[-_RECENT_STEPS:]]
-        seconds = statistics.median(recent)
+    if run.newest is not None:
+        parts.append(f"loss {loss_text(run.newest.loss)}")
+        seconds = statistics.median(step.seconds for step in run.recent)
         parts.append(f"{seconds:.3g} s/step")
         if run.is_alive and run.total_steps is not None and run.total_steps > run.step:
             parts.append(f"{age_text((run.total_steps - run.step) * seconds)} left at that pace")
@@ -161,8 +164,8 @@ def _attempts(run: Summary) -> list[str]:
                 age_text(attempt.span[1] - attempt.span[0]) if attempt.span else "?",
                 "-" if attempt.from_step is None else str(attempt.from_step),
                 "-" if attempt.last_step is None else str(attempt.last_step),
-                str(attempt.details.get("world_size", "?")),
-                str(attempt.details.get("started_by", "?")),
+                attempt.detail("world_size"),
+                attempt.detail("started_by"),
                 "not yet" if run.lives(attempt) else ending_of(attempt),
             )
         )

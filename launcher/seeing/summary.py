@@ -1,6 +1,7 @@
 """Everything `status` and `report` say of one run, gathered once from its directory. Reads only."""
 
 import datetime
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,11 +11,16 @@ from typing import Any
 from engine import inspect
 from engine.inspect import Listed
 from engine.protocol.layout import CheckpointDirectory
-from launcher.seeing import records
+from launcher.seeing import lines, records
+from launcher.seeing.columns import Step
 from launcher.seeing.goodput import Goodput, goodput
 from launcher.seeing.life import ENDED, Life, life_of
-from launcher.seeing.records import Record
-from launcher.seeing.timeline import Attempt, attempts_of, kept_steps
+from launcher.seeing.timeline import Attempt, attempts_of, living, newest_kept
+
+_RECENT_STEPS = 20
+_LARGEST_CONFIGURATION_BYTES = 16 << 20
+_LONGEST_SECONDS = 1e12
+_MOST_DIGITS = 18  # of a number of steps
 
 
 @dataclass(frozen=True)
@@ -23,7 +29,7 @@ class Summary:
 
     name         of its directory
     total_steps  as far as its first configuration and later overrides say; None if neither does
-    kept         the steps that its state descends from, by step
+    recent       the newest of the steps that its state descends from, by step
     checkpoints  the committed ones, the oldest first
     notes        what could not be read
     """
@@ -34,10 +40,15 @@ class Summary:
     total_steps: int | None
     life: Life
     attempts: Sequence[Attempt]
-    kept: Sequence[Record]
+    recent: Sequence[Step]
     checkpoints: Sequence[Listed]
     goodput: Goodput
     notes: Sequence[str]
+
+    @property
+    def newest(self) -> Step | None:
+        """The last step that is kept."""
+        return self.recent[-1] if self.recent else None
 
     @property
     def is_alive(self) -> bool:
@@ -48,7 +59,7 @@ class Summary:
     def step(self) -> int:
         """The last step that it stands on."""
         committed = [one.manifest.step for one in self.checkpoints if one.manifest is not None]
-        kept = [int(self.kept[-1]["step"])] if self.kept else []
+        kept = [self.newest.step] if self.newest is not None else []
         return max([*(kept if self.is_alive else committed), 0])
 
     @property
@@ -58,7 +69,7 @@ class Summary:
 
     def lives(self, attempt: Attempt) -> bool:
         """Whether an attempt is the one that seems to run still."""
-        return self.is_alive and attempt is self.attempts[-1]
+        return self.is_alive and attempt is living(self.attempts)
 
     def broke_off(self, attempt: Attempt) -> bool:
         """Whether an attempt was killed or has failed: it neither stopped as asked, nor lives."""
@@ -72,16 +83,16 @@ def summarize(path: Path, clock: float | None = None) -> Summary:
     notes = list(found.notes)
     attempts = attempts_of(found)
     configuration = _configuration(path, notes)
-    directory = _checkpoints_of(path, configuration)
+    directory = _checkpoints_of(path, configuration, notes)
     life = life_of(directory)
     return Summary(
-        name=path.resolve().name,
+        name=lines.text(os.path.basename(os.path.realpath(path))),
         path=path,
         now=now,
         total_steps=_total_steps(configuration, attempts),
         life=life,
         attempts=attempts,
-        kept=kept_steps(attempts),
+        recent=newest_kept(attempts, _RECENT_STEPS),
         checkpoints=inspect.listing(inspect.Place(directory), strays=False),
         goodput=goodput(attempts, now if life.state != ENDED else None),
         notes=notes,
@@ -89,8 +100,10 @@ def summarize(path: Path, clock: float | None = None) -> Summary:
 
 
 def age_text(seconds: float) -> str:
-    """Return a duration in its two largest units: `3 h 12 min`."""
-    whole = datetime.timedelta(seconds=round(seconds))
+    """Return a duration in its two largest units: `3 h 12 min`. None is shorter than nothing."""
+    if not seconds <= _LONGEST_SECONDS:  # nor is one of NaN seconds
+        return "for ever"
+    whole = datetime.timedelta(seconds=round(max(0.0, seconds)))
     minutes, rest = divmod(whole.seconds, 60)
     hours, minutes = divmod(minutes, 60)
     parts = [(whole.days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
@@ -98,38 +111,57 @@ def age_text(seconds: float) -> str:
     return " ".join(shown[:2]) or "0 s"
 
 
+def loss_text(loss: float) -> str:
+    """Return a loss for people."""
+    return f"{loss:.4f}" if abs(loss) < 1e6 else f"{loss:.4g}"
+
+
 def _configuration(path: Path, notes: list[str]) -> Mapping[str, Any]:
     import yaml
 
     try:
-        loaded = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+        with open(path / "config.yaml", "rb") as file:
+            text = file.read(_LARGEST_CONFIGURATION_BYTES).decode()
+        loaded = yaml.safe_load(text)
     except OSError as error:
         notes.append(f"config.yaml: {error.strerror}")
         return {}
-    except (yaml.YAMLError, UnicodeDecodeError):
+    # ValueError of what is no UTF-8, or no number or date although it looks like one.
+    except (yaml.YAMLError, ValueError, RecursionError):
         notes.append("config.yaml is damaged")
         return {}
-    return loaded if isinstance(loaded, dict) else {}
+    if not isinstance(loaded, dict):
+        notes.append("config.yaml is damaged")
+        return {}
+    return loaded
 
 
-def _checkpoints_of(path: Path, configuration: Mapping[str, Any]) -> CheckpointDirectory:
+def _checkpoints_of(
+    path: Path, configuration: Mapping[str, Any], notes: list[str]
+) -> CheckpointDirectory:
     """Where the configuration says; where a run's checkpoints usually are if it was moved."""
     own = path / "checkpoints"
     configured = _section(configuration, "checkpoint").get("dir")
-    if own.is_dir() or not isinstance(configured, str):
+    if os.path.isdir(own) or not isinstance(configured, str):
         return CheckpointDirectory(str(own.absolute()))
+    try:
+        os.stat(configured)
+    except ValueError:
+        notes.append("config.yaml: checkpoint.dir is no path that can be")
+        return CheckpointDirectory(str(own.absolute()))
+    except OSError as error:
+        notes.append(f"{lines.text(configured)}: {error.strerror}")
     return CheckpointDirectory(configured)
 
 
 def _total_steps(configuration: Mapping[str, Any], attempts: Sequence[Attempt]) -> int | None:
     steps = _section(configuration, "train").get("steps")
     for attempt in attempts:
-        overrides = attempt.details.get("overrides")
-        for override in overrides if isinstance(overrides, list) else []:
-            name, _, value = str(override).partition("=")
-            if name.lstrip("+") == "train.steps" and value.isdigit():
-                steps = int(value)
-    return steps if isinstance(steps, int) else None
+        for override in attempt.overrides:
+            name, _, value = override.partition("=")
+            if name.lstrip("+") == "train.steps" and value.isascii() and value.isdigit():
+                steps = int(value[:_MOST_DIGITS])
+    return steps if type(steps) is int and 0 <= steps < 10**_MOST_DIGITS else None
 
 
 def _section(configuration: Mapping[str, Any], name: str) -> Mapping[str, Any]:

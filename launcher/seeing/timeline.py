@@ -6,11 +6,16 @@ has taken back what came after that step.
 """
 
 import bisect
-from collections.abc import Iterable, Sequence
+import math
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.seeing.records import Record, Records, when
+from launcher.seeing import lines
+from launcher.seeing.columns import Step, Steps, Written
+from launcher.seeing.lines import Record
+from launcher.seeing.records import Records, when
 
 
 @dataclass
@@ -20,86 +25,138 @@ class Attempt:
     number      None where it never came as far as holding the run
     span        when it began, and when it ended or wrote its last record, in seconds since the
                 epoch; None where no record has a time
+    held_at     when it had the run, and an older attempt had not any more; None if it never did
     from_step   where it went on; None if it never did
     exit_code, cause  None where it was killed, or still runs
-    steps       its lines of metrics.jsonl, in order
-    events      its lines of events.jsonl, in order
+    written     its steps and events
     details     its first record: host, pid, nodes, world_size, started_by, slurm_job, overrides
     """
 
     number: int | None = None
     span: tuple[float, float] | None = None
+    held_at: float | None = None
     from_step: int | None = None
     exit_code: int | None = None
     cause: str | None = None
-    steps: list[Record] = field(default_factory=list)
-    events: list[Record] = field(default_factory=list)
+    written: Written = field(default_factory=Written)
     details: Record = field(default_factory=dict)
+
+    @property
+    def steps(self) -> Steps:
+        """Its lines of metrics.jsonl."""
+        return self.written.steps
 
     @property
     def last_step(self) -> int | None:
         """The last step that it finished, as far as is known."""
-        return self.steps[-1]["step"] if self.steps else self.from_step
+        return self.steps.step[-1] if self.steps else self.from_step
 
     @property
     def has_ended(self) -> bool:
         """Whether it said how it ended."""
         return self.exit_code is not None
 
-    def saw(self, record: Record) -> None:
-        """Take a record's time as a sign of life."""
-        at = when(record)
-        if at is not None:
-            began, last_seen = self.span or (at, at)
-            self.span = min(began, at), max(last_seen, at)
+    @property
+    def overrides(self) -> list[str]:
+        """The command line's, as far as they are on record."""
+        found = self.details.get("overrides")
+        return [lines.text(one) for one in found] if isinstance(found, list) else []
+
+    def detail(self, name: str) -> str:
+        """Return a field of its first record for people; a question mark where it has none."""
+        return lines.text(self.details.get(name, "?"))
+
+    def take(self, record: Record) -> None:
+        """Take a line of attempts.jsonl."""
+        self.written.saw(at := when(record))
+        self.number = _integer(record.get("attempt"), self.number)
+        self.from_step = _integer(record.get("from_step"), self.from_step)
+        if record["event"] == "bring_up":
+            self.details = record
+        elif record["event"] == "start":
+            self.held_at = None if math.isnan(at) else at
+        elif record["event"] == "end":
+            self.exit_code = _integer(record.get("exit_code"), None)
+            self.cause = lines.text(record["cause"]) if "cause" in record else None
 
 
 def attempts_of(records: Records) -> list[Attempt]:
-    """Return the attempts of a run, in the order in which they began."""
+    """Return the attempts of a run, in the order in which they held it."""
     by_start: dict[str, Attempt] = {}
     for record in records.attempts:
-        attempt = by_start.setdefault(record["start_id"], Attempt())
-        attempt.saw(record)
-        if record["event"] == "bring_up":
-            attempt.details = record
-        attempt.number = _integer(record.get("attempt"), attempt.number)
-        attempt.from_step = _integer(record.get("from_step"), attempt.from_step)
-        if record["event"] == "end":
-            attempt.exit_code = _integer(record.get("exit_code"), None)
-            attempt.cause = str(record.get("cause"))
-    by_number: dict[Any, Attempt] = {attempt.number: attempt for attempt in by_start.values()}
-    by_number.pop(None, None)
-    for record in records.metrics:
-        if (owner := by_number.get(record.get("attempt"))) is not None:
-            owner.saw(record)
-            owner.steps.append(record)
-    for record in records.events:
-        if (owner := by_number.get(record.get("attempt"))) is not None:
-            owner.saw(record)
-            owner.events.append(record)
-    return list(by_start.values())
+        by_start.setdefault(record["start_id"], Attempt()).take(record)
+    found = list(by_start.values())
+    numbered = {attempt.number: attempt for attempt in found if attempt.number is not None}
+    for number, written in records.by_attempt.items():
+        attempt = numbered.get(number)
+        if attempt is None:  # its lines of attempts.jsonl are lost: what it did is not
+            first = written.steps.step[0] - 1 if written.steps else None
+            found.append(attempt := Attempt(number, from_step=first))
+        for at in attempt.written.span or ():
+            written.saw(at)
+        attempt.written = written
+    for attempt in found:
+        attempt.span = attempt.written.span
+    found = _in_order(found)
+    _find_kept(found)
+    return found
 
 
-def kept_steps(attempts: Sequence[Attempt]) -> list[Record]:
-    """Return the steps that the run's state descends from, one record each, by step."""
-    kept: list[Record] = []
+def newest_kept(attempts: Sequence[Attempt], count: int) -> list[Step]:
+    """Return the last steps that the run's state descends from, at most so many, by step."""
+    newest: list[Step] = []
+    for attempt in reversed(attempts):
+        for row in range(len(attempt.steps) - 1, -1, -1):
+            if attempt.steps.kept[row]:
+                newest.append(attempt.steps[row])
+                if len(newest) == count:
+                    return newest[::-1]
+    return newest[::-1]
+
+
+def living(attempts: Sequence[Attempt]) -> Attempt | None:
+    """Return which attempt lives, of a run that does: the one that has the run, or waits for it.
+
+    None where all have said how they ended; writers may be at work still.
+    """
+    waiting = None
+    for attempt in reversed(attempts):
+        if attempt.number is not None:
+            return waiting if attempt.has_ended else attempt
+        if waiting is None and not attempt.has_ended:
+            waiting = attempt
+    return waiting
+
+
+def _in_order(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Sort by number; one without a number stays behind the one that began before it."""
+    places: list[tuple[int, Attempt]] = []
     for attempt in attempts:
+        before = places[-1][0] if places else -1
+        places.append((before if attempt.number is None else attempt.number, attempt))
+    return [attempt for _, attempt in sorted(places, key=lambda place: place[0])]
+
+
+def _find_kept(attempts: Sequence[Attempt]) -> None:
+    """Find out, of every step, whether the run's state descends from it.
+
+    What a damaged file has twice, or out of order, counts once.
+    """
+    kept, owners, rows = array("q"), array("q"), array("q")
+    for owner, attempt in enumerate(attempts):
+        attempt.steps.kept = bytearray(len(attempt.steps))
         if attempt.from_step is not None:
-            del kept[bisect.bisect_right(kept, attempt.from_step, key=_step_of) :]
-        kept.extend(_ascending(attempt.steps, after=_step_of(kept[-1]) if kept else 0))
-    return kept
-
-
-def _ascending(steps: Iterable[Record], after: int) -> Iterable[Record]:
-    """Leave out what a damaged file has twice or out of order."""
-    for record in steps:
-        if record["step"] > after:
-            after = record["step"]
-            yield record
-
-
-def _step_of(record: Record) -> int:
-    return int(record["step"])
+            end = bisect.bisect_right(kept, attempt.from_step)
+            del kept[end:], owners[end:], rows[end:]
+        newest = kept[-1] if kept else 0
+        for row, step in enumerate(attempt.steps.step):
+            if step > newest:
+                newest = step
+                kept.append(step)
+                owners.append(owner)
+                rows.append(row)
+    for owner, row in zip(owners, rows, strict=True):
+        attempts[owner].steps.kept[row] = 1
 
 
 def _integer(value: Any, otherwise: int | None) -> int | None:

@@ -97,3 +97,10 @@ def known_run(path: Path) -> Writer:
     run.event(2, 960, "committed", step=60, tag="global_step60", seconds=16.0, bytes=200)
     run.end(2, 1000, 0, "done", step=60)  # 56 s of stopping
     return run
+
+
+def unend(path: Path) -> None:
+    """Take back the last line of attempts.jsonl, with which an attempt says how it ended."""
+    lines = (path / "attempts.jsonl").read_text().splitlines(keepends=True)
+    assert '"event": "end"' in lines[-1]
+    (path / "attempts.jsonl").write_text("".join(lines[:-1]))

@@ -8,10 +8,20 @@ import pytest
 
 from launcher.seeing import records
 from launcher.seeing.goodput import goodput
-from launcher.seeing.timeline import attempts_of, kept_steps
+from launcher.seeing.timeline import Attempt, attempts_of, newest_kept
 from tests.seeing.run_records import BEGINNING, Writer, known_run
 
 START = BEGINNING.timestamp()
+
+
+def kept_steps(attempts: list[Attempt]) -> list[tuple[int | None, int]]:
+    """Attempt and step of all that the run's state descends from."""
+    return [
+        (attempt.number, step)
+        for attempt in attempts
+        for step, kept in zip(attempt.steps.step, attempt.steps.kept, strict=True)
+        if kept
+    ]
 
 
 def test_every_second_of_a_known_run_is_where_it_belongs(tmp_path: Path) -> None:
@@ -31,7 +41,11 @@ def test_every_second_of_a_known_run_is_where_it_belongs(tmp_path: Path) -> None
     assert (found.kept_steps, found.lost_steps) == (60, 4)
     assert found.wall == 1000
     assert found.share == 0.6
-    assert [record["step"] for record in kept_steps(attempts)] == list(range(1, 61))
+    assert kept_steps(attempts) == [(0, n) for n in range(1, 11)] + [
+        *((1, n) for n in range(11, 31)),
+        *((2, n) for n in range(31, 61)),
+    ]
+    assert [step.step for step in newest_kept(attempts, 35)] == list(range(26, 61))
     assert [attempt.cause for attempt in attempts] == [None, "SIGUSR2", "done"]
 
 
@@ -62,8 +76,7 @@ def test_steps_after_a_roll_back_count_as_lost_before_they_are_done_again(tmp_pa
     run.start(1, 100, from_step=4)
     run.steps(1, 100, range(5, 7), 1)
     attempts = attempts_of(records.read(tmp_path))
-    kept = [(record["attempt"], record["step"]) for record in kept_steps(attempts)]
-    assert kept == [(0, 1), (0, 2), (0, 3), (0, 4), (1, 5), (1, 6)]
+    assert kept_steps(attempts) == [(0, 1), (0, 2), (0, 3), (0, 4), (1, 5), (1, 6)]
     assert goodput(attempts).lost_steps == 6
 
 

@@ -25,7 +25,7 @@ from launcher.seeing.report_series import Span, loss_series, sample, save_series
 from launcher.seeing.summary import summarize
 from tests.format import build
 from tests.seeing import browser
-from tests.seeing.run_records import BEGINNING, Writer, known_run
+from tests.seeing.run_records import BEGINNING, Writer, known_run, unend
 
 REPOSITORY = Path(__file__).parents[2]
 NOW = BEGINNING.timestamp() + 1000
@@ -310,6 +310,7 @@ def test_overrides_are_told_where_they_change(tmp_path: Path) -> None:
 
 
 def test_a_run_that_lives_is_shown_as_such(run: Path) -> None:
+    unend(run)
     found = summarize(run, NOW)
     life = replace(found.life, state="running", words="running on node7, last beat 2 s ago")
     page = text_of(report_tables.attempts(replace(found, life=life)))

@@ -21,7 +21,7 @@ from engine.protocol.owner import RUNNING, Beat, Owner, Place
 from launcher.seeing import life, status
 from launcher.seeing.summary import age_text, summarize
 from tests.format import build
-from tests.seeing.run_records import BEGINNING, Writer, known_run
+from tests.seeing.run_records import BEGINNING, Writer, known_run, unend
 
 REPOSITORY = Path(__file__).parents[2]
 NOW = BEGINNING.timestamp() + 1000
@@ -90,6 +90,7 @@ def test_programs_get_the_same_as_json(run: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_live_run_shows_its_process_and_its_save(run: Path) -> None:
+    unend(run)
     checkpoints = hold(run, me())
     save = Path(checkpoints.attempt(2).save("global_step70.s0009"))
     save.mkdir()
