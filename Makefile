@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test bench endure lint format
+.PHONY: demo test docs bench endure lint format
 
 demo: $(VENV)/.installed
 	$(BIN)/everstep run.name=demo
@@ -11,6 +11,9 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-dev
 	tests/install_system_packages.sh
 	$(BIN)/python -m pytest
+
+docs: $(VENV)/.installed
+	$(BIN)/everstep settings > docs/settings.md
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.saving --json build/saving.json

@@ -6,7 +6,7 @@ keys that other settings decide, `"auto"` (which only integrations resolve), and
 state a checkpoint could not hold.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from launcher.errors import ConfigError, nearest
@@ -68,8 +68,9 @@ DERIVED_KEYS = {
     "optimizer": "optimizer.type, optimizer.lr and their kin (others: optimizer.params)",
     "scheduler": "schedule.warmup_steps and schedule.decay",
 }
+"""Top-level keys, and what to set instead."""
 
-_REFUSED_KEYS = {
+REFUSED_KEYS = {
     "expert_parallel": "expert groups partition state in a way that checkpoints do not know",
     "pipeline": "only data parallelism with ZeRO-3 is supported",
     "tensor_parallel": "only data parallelism with ZeRO-3 is supported",
@@ -79,6 +80,39 @@ _REFUSED_KEYS = {
     "datastates_ckpt": "checkpoints are written by the engine of this project",
     "hybrid_engine": "its inference containers are not handed to a checkpoint",
 }
+"""Top-level keys, and why they are refused."""
+
+
+REFUSED_OF_ZERO: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("stage", lambda v: v != 3, "only ZeRO stage 3 is supported: set it to 3"),
+    (
+        "offload_optimizer.device",
+        lambda v: v == "nvme",
+        "swapped state is not handed to a checkpoint: use cpu or none",
+    ),
+    (
+        "offload_param.device",
+        lambda v: v == "nvme",
+        "swapped parameters are not handed to a checkpoint: use cpu or none",
+    ),
+    (
+        "offload_optimizer.ratio",
+        lambda v: v != 1,
+        "Twin-Flow keeps state that it does not hand to a checkpoint: set it to 1.0",
+    ),
+    (
+        "offload_optimizer.super_offload",
+        bool,
+        "SuperOffload keeps its state in a child process: set it to false",
+    ),
+    (
+        "zero_quantized_nontrainable_weights",
+        bool,
+        "quantized frozen weights' scales are not handed to a checkpoint: set it to false",
+    ),
+    ("zenflow", bool, "ZenFlow keeps state that it does not hand to a checkpoint: remove it"),
+)
+"""Keys of `zero_optimization`, which of their values are refused, and why."""
 
 
 def check(section: Mapping[str, Any]) -> None:
@@ -108,8 +142,8 @@ def _check_key(key: str) -> None:
             f"deepspeed.{key} is derived from other settings and cannot be set: "
             f"use {DERIVED_KEYS[key]}."
         )
-    if key in _REFUSED_KEYS:
-        raise ConfigError(f"deepspeed.{key} is not supported: {_REFUSED_KEYS[key]}.")
+    if key in REFUSED_KEYS:
+        raise ConfigError(f"deepspeed.{key} is not supported: {REFUSED_KEYS[key]}.")
     if key not in KNOWN_KEYS:
         raise ConfigError(
             f"deepspeed.{key}: DeepSpeed {KEYS_OF_VERSION} knows no such key and would ignore it. "
@@ -127,36 +161,7 @@ def _check_precision(section: Mapping[str, Any]) -> None:
 
 
 def _check_zero(zero: Mapping[str, Any]) -> None:
-    refused = (
-        ("stage", lambda v: v != 3, "only ZeRO stage 3 is supported: set it to 3"),
-        (
-            "offload_optimizer.device",
-            lambda v: v == "nvme",
-            "swapped state is not handed to a checkpoint: use cpu or none",
-        ),
-        (
-            "offload_param.device",
-            lambda v: v == "nvme",
-            "swapped parameters are not handed to a checkpoint: use cpu or none",
-        ),
-        (
-            "offload_optimizer.ratio",
-            lambda v: v != 1,
-            "Twin-Flow keeps state that it does not hand to a checkpoint: set it to 1.0",
-        ),
-        (
-            "offload_optimizer.super_offload",
-            bool,
-            "SuperOffload keeps its state in a child process: set it to false",
-        ),
-        (
-            "zero_quantized_nontrainable_weights",
-            bool,
-            "quantized frozen weights' scales are not handed to a checkpoint: set it to false",
-        ),
-        ("zenflow", bool, "ZenFlow keeps state that it does not hand to a checkpoint: remove it"),
-    )
-    for path, is_refused, reason in refused:
+    for path, is_refused, reason in REFUSED_OF_ZERO:
         value = _get(zero, path)
         if value is not None and is_refused(value):
             raise ConfigError(f"deepspeed.zero_optimization.{path}={value}: {reason}.")

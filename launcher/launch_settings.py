@@ -104,9 +104,9 @@ class SrunLaunch(LaunchSettings):
     kind: Literal["srun"]
     """Set by `launch=srun`."""
     nodes: int | None
-    """null for all nodes of the allocation."""
+    """So many nodes of the allocation; null for all of them."""
     ranks_per_node: int | None
-    """null takes the allocation's tasks per node, or its GPUs per node."""
+    """null takes the allocation's tasks per node, or else its GPUs per node."""
     cpus_per_rank: int | None
     """srun's `--cpus-per-task`; null leaves it to the allocation."""
     srun_options: tuple[str, ...]

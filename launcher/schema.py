@@ -15,6 +15,9 @@ from launcher.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
+NOT_SET = "(not set)"
+"""What `differences` says of a side that has no such key."""
+
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -63,7 +66,7 @@ def differences(ours: Any, theirs: Any, path: str = "") -> Iterator[tuple[str, A
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for key in [*ours, *(key for key in theirs if key not in ours)]:
             yield from differences(
-                ours.get(key, "(not set)"), theirs.get(key, "(not set)"), _join(path, key)
+                ours.get(key, NOT_SET), theirs.get(key, NOT_SET), _join(path, key)
             )
     elif ours != theirs:
         yield path, ours, theirs

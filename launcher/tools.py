@@ -12,6 +12,7 @@ from collections.abc import Sequence
 _MODULES = {
     "doctor": "launcher.doctor",
     "report": "launcher.seeing.report",
+    "settings": "launcher.reference.lookup",
     "status": "launcher.seeing.status",
 }
 _OF_THE_ENGINE = ("diff",)
