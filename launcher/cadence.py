@@ -76,7 +76,7 @@ def planner_of(auto: AutoSettings | None, run: Path, say: Callable[[str], None])
         return None
     if auto.mtbf_hours is not None:
         return Planner(auto.mtbf_hours * 3600, say)
-    attempts = timeline.attempts_of(records.read(run))
+    attempts = timeline.attempts_of(records.read(run, at_a_glance=True))
     return Planner(interval.estimated_mtbf_seconds(attempts), say)
 
 

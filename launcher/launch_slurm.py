@@ -7,7 +7,7 @@ The settings are frozen into the run directory and the job reads them there, so 
 """
 
 import contextlib
-import json
+import math
 import shutil
 import subprocess
 import sys
@@ -19,6 +19,7 @@ from launcher import frozen, requeue, sbatch_script
 from launcher.config import Settings
 from launcher.errors import ConfigError, LauncherError
 from launcher.launch_settings import SlurmLaunch
+from launcher.seeing.lines import Lines, number
 
 _SUBMITTED = "submitted"
 
@@ -119,19 +120,8 @@ def _lead_time(run_directory: Path, launch: SlurmLaunch) -> str:
 
 def _longest(path: Path, key: str, wanted: Mapping[str, Any]) -> float | None:
     """Return the largest value in a file of JSON lines, of those records that are wanted."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    values = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            continue  # cut short by the death of who wrote it
-        if wanted.items() <= record.items() and record.get(key) is not None:
-            values.append(float(record[key]))
-    return max(values, default=None)
+    values = (number(one.get(key)) for one in Lines(path) if wanted.items() <= one.items())
+    return max((value for value in values if not math.isnan(value)), default=None)
 
 
 def _next_directory(run_directory: Path) -> Path:

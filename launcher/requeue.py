@@ -20,6 +20,8 @@ from launcher import versions
 from launcher.errors import NoProgressError
 from launcher.rank import RankProcess
 from launcher.run_directory import RECORDS_VERSION, JsonLines, now
+from launcher.seeing.lines import Lines, Record
+from launcher.seeing.records import is_of_an_attempt
 
 DONE = 0
 FAILED = 1
@@ -54,17 +56,17 @@ def attempts_without_progress(records: Sequence[Mapping[str, Any]], from_step: i
     An attempt that was asked to stop and saved, or that completed, ends the count, and so does
     one that began elsewhere: between it and now there was progress.
     """
-    attempts: dict[str, dict[str, Any]] = {}
+    attempts: dict[str, dict[str, Record]] = {}
     for record in records:
         attempts.setdefault(record["start_id"], {})[record["event"]] = record
     count = 0
     for attempt in reversed(attempts.values()):
         start, end = attempt.get("start"), attempt.get("end")
-        if end is not None and end["exit_code"] in (DONE, SAVED, BAD_CONFIG, NO_PROGRESS):
+        if end is not None and end.get("exit_code") in (DONE, SAVED, BAD_CONFIG, NO_PROGRESS):
             if end["exit_code"] in (BAD_CONFIG, NO_PROGRESS):
                 continue  # refused at start: it says nothing about the run
             break
-        if start is not None and start["from_step"] != from_step:
+        if start is not None and start.get("from_step") != from_step:
             break
         count += 1
     return count
@@ -163,10 +165,23 @@ class AttemptLog:
         begun = any(r["event"] == "start" and r["start_id"] in ours for r in records)
         return "auto" if begun and wanted != "must" else wanted
 
-    def earlier(self) -> list[dict[str, Any]]:
-        """Return the records of the attempts before this one."""
-        records = self._lines.read() if self._lines is not None else []
-        return [record for record in records if record["start_id"] != self._start_id]
+    def earlier(self) -> list[Record]:
+        """Return the records of the attempts before this one; what is damaged is passed over.
+
+        Raises:
+            OSError: they cannot be read; that there are none is no error.
+        """
+        if self._lines is None:
+            return []
+        lines = Lines(self._lines.path)
+        found = [
+            record
+            for record in lines
+            if is_of_an_attempt(record) and record["start_id"] != self._start_id
+        ]
+        if lines.error is not None and not isinstance(lines.error, FileNotFoundError):
+            raise lines.error
+        return found
 
     def _write(self, event: str, **fields: Any) -> None:
         if self._lines is not None:

@@ -92,14 +92,6 @@ class Events:
         self.bytes.append(number(record.get("bytes")))
         self.at.append(at)
 
-    def total_seconds(self, after: float = -math.inf) -> float:
-        """Sum the seconds of all lines, or of those from a time on; one without a time is early."""
-        return sum(
-            seconds
-            for seconds, at in zip(self.seconds, self.at, strict=True)
-            if not math.isnan(seconds) and (at >= after or after == -math.inf)
-        )
-
     def __iter__(self) -> Iterator[tuple[float, float, float]]:
         """Yield step, seconds and bytes of every line."""
         return zip(self.step, self.seconds, self.bytes, strict=True)

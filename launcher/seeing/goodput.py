@@ -22,7 +22,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from launcher.seeing.columns import Steps
+from launcher.seeing.columns import Events, Steps
 from launcher.seeing.timeline import Attempt, living
 
 
@@ -85,7 +85,9 @@ def _spans(attempts: Sequence[Attempt]) -> list[tuple[Attempt, float, float]]:
     for attempt in reversed(attempts):
         if attempt.span is not None:
             began, last_seen = attempt.span
-            spans.append((attempt, began, min(last_seen, max(began, taken_at))))
+            # Taken before it began: the clocks of two hosts differ, and it was not.
+            end = last_seen if taken_at < began else min(last_seen, taken_at)
+            spans.append((attempt, began, end))
         if attempt.held_at is not None:
             taken_at = min(taken_at, attempt.held_at)
     return sorted(spans, key=lambda span: span[1])
@@ -101,17 +103,17 @@ def _divide(attempt: Attempt, began: float, end: float, into: Goodput) -> None:
         left -= part
         return part
 
-    steps, staged = attempt.steps, attempt.written.events_of("staged")
-    for step_seconds, is_kept in zip(steps.seconds, steps.kept, strict=True):
-        seconds = take(step_seconds)
+    steps, events = attempt.steps, attempt.written.events_of
+    for step_seconds, at, is_kept in zip(steps.seconds, steps.at, steps.kept, strict=True):
+        seconds = take(_inside(step_seconds, at, began, end))
         if is_kept:
             into.kept += seconds
             into.kept_steps += 1
         else:
             into.lost += seconds
             into.lost_steps += 1
-    into.saving += take(staged.total_seconds())
-    resuming = attempt.written.events_of("resumed").total_seconds()
+    into.saving += take(_total(events("staged"), began, end))
+    resuming = _total(events("resumed"), began, end)
     into.resuming += take(resuming)
     first, last = _edges(steps)
     if first is None or last is None:
@@ -119,8 +121,24 @@ def _divide(attempt: Attempt, began: float, end: float, into: Goodput) -> None:
         return
     into.starting += take(first - began - resuming)
     if attempt.has_ended:
-        into.stopping += take(end - last - staged.total_seconds(after=last))
+        into.stopping += take(end - last - _total(events("staged"), last, end))
     into.other += left
+
+
+def _inside(seconds: float, at: float, began: float, end: float) -> float:
+    """Return how much of something that took so long, until then, was between two times.
+
+    All of it where it is not known when it was.
+    """
+    return seconds if math.isnan(at) else min(at, end) - max(at - seconds, began)
+
+
+def _total(events: Events, began: float, end: float) -> float:
+    """Sum the seconds of events between two times."""
+    return sum(
+        max(0.0, _inside(seconds, at, began, end))
+        for seconds, at in zip(events.seconds, events.at, strict=True)
+    )
 
 
 def _edges(steps: Steps) -> tuple[float | None, float | None]:

@@ -4,6 +4,7 @@ Nothing here raises for what is in a file, or because there is none to be read: 
 read is counted, and `notes` says it. Holds one line at a time.
 """
 
+import errno
 import io
 import itertools
 import json
@@ -37,7 +38,8 @@ class Lines:
     def __init__(self, path: Path, about: int | None = None) -> None:
         self._path = path
         self._about = about
-        self._error = ""
+        self.error: OSError | None = None
+        """Why the file, or the rest of it, could not be read; known after the iteration."""
         self._decode = json.JSONDecoder(parse_int=_small_integer).decode
         self.bad = 0
         """Lines that are no records; whoever knows better what a record is adds to it."""
@@ -45,7 +47,7 @@ class Lines:
     @property
     def notes(self) -> list[str]:
         """What is missing or could not be read, for people."""
-        notes = [f"{self._path.name}: {self._error}"] if self._error else []
+        notes = [] if self.error is None else [f"{self._path.name}: {self.error.strerror}"]
         if self.bad:
             notes.append(f"{self._path.name}: {self.bad} damaged or unknown lines were passed over")
         return notes
@@ -56,11 +58,10 @@ class Lines:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             with open(descriptor, "rb", buffering=1 << 20) as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                    self._error = "is no regular file"
-                    return
+                    raise OSError(errno.EINVAL, "Not a regular file", str(self._path))
                 yield from self._records(file)
         except OSError as error:
-            self._error = str(error.strerror)
+            self.error = error
 
     def _records(self, file: BinaryIO) -> Iterator[Record]:
         for line in self._chosen(file):

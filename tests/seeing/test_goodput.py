@@ -80,6 +80,74 @@ def test_steps_after_a_roll_back_count_as_lost_before_they_are_done_again(tmp_pa
     assert goodput(attempts).lost_steps == 6
 
 
+def divided(path: Path) -> tuple[dict[str, float], tuple[int, int]]:
+    """Seconds by cause, those that are none left out, and the steps kept and lost."""
+    found = goodput(attempts_of(records.read(path)))
+    seconds = {cause: spent for cause, spent in found.by_cause().items() if spent}
+    return seconds, (found.kept_steps, found.lost_steps)
+
+
+def test_a_rollback_in_one_process_costs_the_steps_behind_it(tmp_path: Path) -> None:
+    run = Writer(tmp_path)
+    run.bring_up(0, 0)
+    run.start(0, 10, from_step=0)
+    run.steps(0, 10, range(1, 11), 5)  # until 60; the tenth is a spike, and step 5 was saved
+    run.end(0, 62, 75, "goes back: the loss of step 10 is 9.0", step=10)
+    run.bring_up(1, 62)
+    run.event(1, 67, "resumed", step=5, tag="global_step5", seconds=3.0, bytes=100)
+    run.start(1, 67, from_step=5)
+    run.steps(1, 67, range(6, 13), 5)  # until 102
+    run.end(1, 103, 0, "done", step=12)
+    spent = {"kept": 25 + 35, "lost": 25, "starting": 10 + 2, "resuming": 3, "stopping": 2 + 1}
+    assert divided(tmp_path) == (spent, (12, 5))
+
+
+def test_what_a_cut_off_attempt_does_after_it_was_taken_over_counts_once(tmp_path: Path) -> None:
+    """Two hosts at work at once are no more wall time than one."""
+    run = Writer(tmp_path)
+    run.bring_up(0, 0)
+    run.start(0, 0, from_step=0)
+    run.steps(0, 0, range(1, 31), 10)  # until 300: it learns late that it has lost the run
+    run.end(0, 310, 1, "FencedError: a newer attempt took over", step=30)
+    run.bring_up(1, 200)
+    run.event(1, 240, "resumed", step=20, tag="global_step20", seconds=5.0, bytes=100)
+    run.start(1, 240, from_step=20)
+    run.steps(1, 250, range(21, 41), 10)  # until 450
+    run.end(1, 460, 0, "done", step=40)
+    # The new attempt waited, and resumed, while the old one was at work: until 240 that is the
+    # old one's time, of which four steps and a bit are lost.
+    spent = {"kept": 200 + 200, "lost": 40, "starting": 10, "stopping": 10}
+    assert divided(tmp_path) == (spent, (40, 10))
+
+
+def test_a_start_that_is_refused_while_the_run_goes_on_costs_nothing(tmp_path: Path) -> None:
+    run = Writer(tmp_path)
+    run.bring_up(0, 0)
+    run.start(0, 20, from_step=0)
+    run.steps(0, 20, range(1, 11), 10)  # until 120
+    run.bring_up(1, 50)
+    run.line("attempts", 70, event="end", start_id="id1", attempt=None, exit_code=78, cause="held")
+    run.steps(0, 120, range(11, 14), 10)  # until 150
+    assert divided(tmp_path) == ({"kept": 130, "starting": 20}, (13, 0))
+    attempts = attempts_of(records.read(tmp_path))
+    alive = goodput(attempts, now=START + 170)
+    assert (alive.wall, alive.other) == (170, 20), "it is the first one that lives"
+
+
+def test_a_clock_that_goes_back_makes_no_time_negative(tmp_path: Path) -> None:
+    run = Writer(tmp_path)
+    run.bring_up(0, 1000)
+    run.start(0, 1010, from_step=0)
+    run.steps(0, 400, range(1, 11), 10)
+    run.end(0, 520, 75, "SIGTERM", step=10)
+    run.bring_up(1, 300)
+    run.start(1, 310, from_step=10)
+    run.steps(1, 310, range(11, 21), 10)
+    found = goodput(attempts_of(records.read(tmp_path)))
+    assert min(found.by_cause().values()) >= 0
+    assert (found.kept_steps, found.lost_steps, found.wall) == (20, 0, 710)
+
+
 def test_no_records_are_no_time(tmp_path: Path) -> None:
     found = goodput(attempts_of(records.read(tmp_path)))
     assert (found.wall, found.share) == (0, 0)
@@ -100,3 +168,18 @@ def test_damaged_records_are_read_as_far_as_they_can_be(tmp_path: Path, name: st
     found = records.read(tmp_path)
     assert found.notes == [f"{name}.jsonl: No such file or directory"]
     goodput(attempts_of(found))
+
+
+def test_without_their_lines_attempts_are_known_by_what_they_did(tmp_path: Path) -> None:
+    """attempts.jsonl is lost: where an attempt began is told by its first step."""
+    known_run(tmp_path)
+    (tmp_path / "attempts.jsonl").unlink()
+    attempts = attempts_of(records.read(tmp_path))
+    assert [(one.number, one.from_step, one.last_step) for one in attempts] == [
+        (0, 0, 14),
+        (1, 10, 30),
+        (2, 30, 60),
+    ]
+    found = goodput(attempts)
+    # The very first step began before the first record that is left.
+    assert (found.kept, found.lost, found.kept_steps, found.lost_steps) == (590, 40, 60, 4)
