@@ -91,6 +91,7 @@ class Attempt:
         self._changed: list[str] = []  # settings, since the checkpoint or the attempt before
         self._accepted: list[Any] = []  # what data.accept_changed accepted; rank 0 knows
         self._client_state: dict[str, Any] = {}
+        self._guard: Guard | None = None
 
     def train(self) -> tuple[int, str] | None:
         """Train until the run is complete, all agreed to stop, or an alarm has the run go back.
@@ -224,6 +225,13 @@ class Attempt:
             prefetch_batches=settings.data.prefetch_batches,
             pin_memory=builders.uses_accelerator(),
         )
+        self._guard = Guard(
+            settings.guard,
+            scales_loss=bool(self._ds_engine.fp16_enabled()),
+            begin_step=position.step,
+            state=self._client_state.pop(GUARD, None),
+            tell=self._event_of_all,
+        )
         loop = StepLoop(
             LoopSettings(
                 steps=steps,
@@ -242,12 +250,7 @@ class Attempt:
             agreement=Agreement(distributed.new_group(backend="gloo"), topology.world_size),
             stop=self._run.process.stop,
             stop_reasons=self._run.stop_reasons,
-            guard=Guard(
-                settings.guard,
-                scales_loss=bool(self._ds_engine.fp16_enabled()),
-                state=self._client_state.pop(GUARD, None),
-                tell=self._event_of_all,
-            ),
+            guard=self._guard,
             watchdog=self._run.watchdog,
             progress=self._run.progress,
             position=position,
@@ -352,6 +355,8 @@ class Attempt:
         self._run.progress.event(event)
         if self._run.planner is not None:
             self._run.planner.observe(event)
+        if self._guard is not None and event["event"] == "committed":
+            self._guard.committed(event["tag"], event.get("same_weights_as"))
 
     def _event_of_all(self, event: Mapping[str, Any]) -> None:
         """Tell once what every rank has found."""

@@ -19,7 +19,7 @@ import torch
 
 from launcher.cadence import Cadence
 from launcher.control import Asked, ControlFiles
-from launcher.guards.guard import Alarm, Guard
+from launcher.guards.guard import IDENTICAL_WEIGHTS, Alarm, Guard
 from launcher.progress import Progress, StepReport
 from launcher.stop import Agreement, Edge, StopRequest
 from launcher.watchdog import Watchdog
@@ -120,7 +120,8 @@ class StepLoop:
         self.position = position
         self.stopped_by_file = False
         self.alarm: Alarm | None = None
-        """What ended the loop, if that was an alarm. Equal on all ranks."""
+        """What ended the loop, if that was an alarm. Equal on all ranks, but that only rank 0 has
+        the words for IDENTICAL_WEIGHTS."""
 
     def run(self) -> bool:
         """Train until the last step or an agreed stop, and stage a save of where it ended.
@@ -150,7 +151,7 @@ class StepLoop:
 
     def _step(self) -> Edge:
         began = time.monotonic()
-        lr = self._engine.get_lr()[0]
+        rates = self._engine.get_lr()
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._engine.device)
         for micro_step in range(1, self._settings.accumulation_steps + 1):
             loss = self._forward(next(self._batches))
@@ -164,7 +165,7 @@ class StepLoop:
             self.position.step + 1, self.position.sample_offset + self._settings.global_batch_size
         )
         self._loss = edge.loss
-        self._tell(edge, lr, time.monotonic() - began)
+        self._tell(edge, rates, time.monotonic() - began)
         return edge
 
     def _begin_edge(self, loss: float) -> Callable[[], Edge]:
@@ -178,7 +179,11 @@ class StepLoop:
             if cause := reason():
                 self._stop.ask(cause)
         return self._agreement.begin(
-            loss=loss, stop=self._stop.requested, save=save, stop_file=asked.stop
+            loss=loss,
+            stop=self._stop.requested,
+            save=save,
+            stop_file=asked.stop,
+            alarm=self._guard.pending is not None,
         )
 
     def _forward(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -208,15 +213,24 @@ class StepLoop:
         if staged:
             self._staged_step = position.step
 
-    def _tell(self, edge: Edge, lr: float, seconds: float) -> None:
+    def _tell(self, edge: Edge, rates: Sequence[float], seconds: float) -> None:
         norm = self._engine.get_global_grad_norm()
         report = StepReport(
             step=self.position.step,
             loss=edge.loss,
-            lr=lr,
+            lr=rates[0],
             grad_norm=None if norm is None else float(norm),
             sample_offset=self.position.sample_offset,
             step_seconds=seconds,
         )
         self._progress.step(report, self._checkpoints.last_committed_step)
-        self.alarm = self._guard.look(report.step, report.loss, report.grad_norm)
+        self.alarm = self._guard.look(
+            report.step,
+            report.loss,
+            report.grad_norm,
+            moves=self._engine.was_step_applied() and any(rates),
+        )
+        if self.alarm is None and edge.alarm:
+            self.alarm = self._guard.pending or Alarm(
+                IDENTICAL_WEIGHTS, report.step, None, "rank 0 says what it is", "stop"
+            )

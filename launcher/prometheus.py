@@ -31,7 +31,7 @@ _HELP = {
     "committed_bytes_total": ("counter", "Bytes of the checkpoints committed by this attempt."),
     "save_pause_seconds_total": ("counter", "Seconds that training stood still for saves."),
     "save_failures_total": ("counter", "Saves of this attempt that came to nothing."),
-    "alarms_total": ("counter", "Alarms of the guards: losses that were no number, or spikes."),
+    "alarms_total": ("counter", "Alarms of the guards: of losses, norms or weights."),
 }
 
 

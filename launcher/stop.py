@@ -60,7 +60,14 @@ class StopRequest:
 class Edge:
     """What all ranks agreed on at one step edge."""
 
-    def __init__(self, loss: float, stop: bool, save: bool, stop_file: bool = False) -> None:
+    def __init__(
+        self,
+        loss: float,
+        stop: bool,
+        save: bool,
+        stop_file: bool = False,
+        alarm: bool = False,
+    ) -> None:
         self.loss = loss
         """Mean over ranks, in float64."""
         self.stop = stop
@@ -69,6 +76,8 @@ class Edge:
         """Rank 0's clock says that a save is due, or the SAVE file does."""
         self.stop_file = stop_file
         """Rank 0 has seen the STOP file: the run is not to be started again by itself."""
+        self.alarm = alarm
+        """Rank 0 has learnt something of a commit that the run must act upon."""
 
 
 class Agreement:
@@ -84,7 +93,13 @@ class Agreement:
         self._world_size = world_size
 
     def begin(
-        self, *, loss: float, stop: bool, save: bool, stop_file: bool = False
+        self,
+        *,
+        loss: float,
+        stop: bool,
+        save: bool,
+        stop_file: bool = False,
+        alarm: bool = False,
     ) -> Callable[[], Edge]:
         """Send this rank's part and return the function that waits for the sum. Collective.
 
@@ -92,7 +107,7 @@ class Agreement:
         """
         import torch
 
-        values = torch.tensor([loss, stop, save, stop_file], dtype=torch.float64)
+        values = torch.tensor([loss, stop, save, stop_file, alarm], dtype=torch.float64)
         work = torch.distributed.all_reduce(values, group=self._group, async_op=True)
 
         def wait() -> Edge:
@@ -102,6 +117,11 @@ class Agreement:
         return wait
 
     def _edge(self, values: "torch.Tensor") -> Edge:
-        loss_sum, stops, saves, stop_files = values.tolist()
-        stop_file = stop_files > 0
-        return Edge(loss_sum / self._world_size, stops > 0 or stop_file, saves > 0, stop_file)
+        loss_sum, stops, saves, stop_files, alarms = values.tolist()
+        return Edge(
+            loss_sum / self._world_size,
+            stop=stops > 0 or stop_files > 0,
+            save=saves > 0,
+            stop_file=stop_files > 0,
+            alarm=alarms > 0,
+        )

@@ -13,7 +13,7 @@ from engine.protocol import takeover
 from engine.protocol.layout import CheckpointDirectory
 from launcher.config import Settings
 from launcher.errors import ConfigError
-from launcher.guards.guard import Alarm
+from launcher.guards.guard import IDENTICAL_WEIGHTS, Alarm
 from launcher.guards.rollback import Range, RefusedRollbackError, Rollbacks, newest_sound
 from launcher.progress import Progress
 
@@ -77,6 +77,12 @@ class Response:
 
     def _advice(self, alarm: Alarm, skip: Range, why: str, sound: Draft | None) -> str:
         run = self.settings.run
+        if alarm.kind == IDENTICAL_WEIGHTS:
+            return (
+                f"guard: {alarm.words}. The run stops, and saves no more: {why}.\n"
+                f"  To see how little moves: python -m engine diff {run.dir} TAG TAG\n"
+                f"  To go on all the same:   guard.on_{alarm.kind}=warn"
+            )
         back = "" if sound is None else f"resume={sound.tag} "
         return (
             f"guard: {alarm.words}. The run stops without saving that step: {why}.\n"

@@ -18,6 +18,9 @@ class GuardSettings:
     norm; under fp16 that is how the loss scale is found, and no alarm."""
     on_spike: Action
     """A loss far above those before it."""
+    on_identical_weights: Literal["warn", "stop"]
+    """Two checkpoints in a row with the same weights, bit for bit, though a step between them was
+    made, and with a learning rate: training does not train."""
     window_steps: int
     """A loss is compared with those of so many steps before it."""
     min_steps: int

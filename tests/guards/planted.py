@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from deepspeed.accelerator import get_accelerator
 
 import engine
-from launcher import attempt, run_directory
+from launcher import attempt, builders, run_directory
 from launcher.gpt import GPT
 
 LENGTH = 512
@@ -88,3 +89,34 @@ def _plant(fired: Path) -> None:
 def _is_recorded(fired: Path) -> bool:
     path = fired.parent / "run" / "rollbacks.jsonl"
     return path.exists() and path.read_text().endswith("\n")
+
+
+class Idle(GPT):
+    """The default model, with an optimizer that does nothing from the first batch on.
+
+    Args beside the model's: a file; where it is not there, the optimizer works.
+    """
+
+    def __init__(self, *, idles: str, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._idles = False
+        self._is_planted = Path(idles).exists()
+        step = torch.optim.AdamW.step
+
+        def idle(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            return None if self._idles else step(optimizer, *args, **kwargs)
+
+        torch.optim.AdamW.step = idle
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        self._idles = self._is_planted
+        return super().forward(input_ids, labels)
+
+
+class WarmedUpFromZero(GPT):
+    """The default model, in fp16 on a CPU if asked, with a learning rate of 0 at its first step."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        type(get_accelerator()).is_fp16_supported = lambda self: True
+        builders.learning_rate_factor = lambda step, schedule, steps: min(1.0, step / 4)

@@ -14,6 +14,7 @@ from launcher.builders import learning_rate_factor
 from launcher.cadence import Cadence
 from launcher.config import ScheduleSettings
 from launcher.control import Asked
+from launcher.guards.guard import IDENTICAL_WEIGHTS, Alarm
 from launcher.loop import LoopSettings, Position, StepLoop
 from launcher.stop import Edge
 
@@ -90,9 +91,15 @@ class LoneAgreement:
         self._stop_at = stop_at
 
     def begin(
-        self, *, loss: float, stop: bool, save: bool, stop_file: bool = False
+        self,
+        *,
+        loss: float,
+        stop: bool,
+        save: bool,
+        stop_file: bool = False,
+        alarm: bool = False,
     ) -> Callable[[], Edge]:
-        edge = Edge(loss, next(self._edges) == self._stop_at, save)
+        edge = Edge(loss, next(self._edges) == self._stop_at, save, alarm=alarm)
         return lambda: edge
 
 
@@ -131,12 +138,50 @@ def test_a_run_that_was_taken_over_saves_at_once_and_so_learns_it_on_all_ranks()
         loop.run()
 
 
+NOTHING_WRONG: dict[str, Any] = {
+    "look.return_value": None,
+    "state.return_value": {},
+    "pending": None,
+}
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_what_a_commit_shows_ends_the_loop_on_all_ranks_at_the_next_edge(knows: bool) -> None:
+    """Rank 0's guard has the alarm, and the others learn of it by the agreement."""
+    guard = mock.MagicMock(**NOTHING_WRONG)
+    found = Alarm(IDENTICAL_WEIGHTS, 1, None, "words", "stop")
+    loop = _loop(BusyCheckpoints(), 1000, every_steps=1000, guard=guard)
+    if knows:
+        guard.pending = found
+    else:
+        loop._agreement.begin = lambda **of: lambda: Edge(1.0, False, False, alarm=True)  # type: ignore[method-assign]
+    assert not loop.run()
+    assert loop.alarm is not None
+    assert (loop.alarm.kind, loop.alarm.action, loop.position.step) == (found.kind, "stop", 1)
+    assert (loop.alarm is found) == knows
+
+
+def test_a_step_that_was_left_out_or_had_no_learning_rate_need_not_move_the_weights() -> None:
+    guard = mock.MagicMock(**NOTHING_WRONG)
+    loop = _loop(BusyCheckpoints(), stop_at=1000, guard=guard)
+    engine = loop._engine
+    engine.get_lr.side_effect = [[0.0, 0.0], [0.0, 0.5], [0.5, 0.5]]
+    engine.was_step_applied.side_effect = [True, True, False]
+    assert loop.run()
+    assert [call.kwargs["moves"] for call in guard.look.call_args_list] == [False, True, False]
+
+
 def _loop(
-    checkpoints: BusyCheckpoints, stop_at: int, every_steps: int = 1, control: Any = None
+    checkpoints: BusyCheckpoints,
+    stop_at: int,
+    every_steps: int = 1,
+    control: Any = None,
+    guard: Any = None,
 ) -> StepLoop:
     engine = mock.MagicMock(device="cpu")
     engine.return_value = torch.tensor(1.0)
     engine.get_global_grad_norm.return_value = None
+    engine.get_lr.return_value = [0.5]
     return StepLoop(
         LoopSettings(3, 1, 4),
         engine=engine,
@@ -147,7 +192,7 @@ def _loop(
         control=control,
         stop=mock.MagicMock(requested=False),
         stop_reasons=[],
-        guard=mock.MagicMock(**{"look.return_value": None, "state.return_value": {}}),
+        guard=guard or mock.MagicMock(**NOTHING_WRONG),
         watchdog=mock.MagicMock(),
         progress=mock.MagicMock(),
         position=Position(0, 0),
