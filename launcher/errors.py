@@ -10,7 +10,7 @@ LauncherError
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class LauncherError(Exception):
@@ -36,10 +36,20 @@ class SaveError(LauncherError):
     """The checkpoint that the run must end with was not committed."""
 
 
+def one_of(words: Sequence[str]) -> str:
+    """Return the words as a choice: `a, b or c`."""
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """Return the most similar of `known`; None if none is similar."""
+    found = difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return a sentence that names the most similar of `known`, or lists them all."""
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    if close:
-        return f"Did you mean {close[0]!r}?"
+    if close := closest(word, names):
+        return f"Did you mean {close!r}?"
     return f"Known here: {', '.join(names)}." if names else "Nothing can be set here."

@@ -49,6 +49,20 @@ def build(kind: type[T], values: Any, path: str) -> T:
     return kind(**arguments)
 
 
+def is_open(kind: type, path: str) -> bool:
+    """Tell whether the section at a dotted path of a dataclass takes any key."""
+    hint: Any = kind
+    for name in path.split("."):
+        hints = typing.get_type_hints(hint) if dataclasses.is_dataclass(hint) else {}
+        if typing.get_origin(hint) is Mapping:
+            hint = typing.get_args(hint)[1]
+        elif name in hints:
+            hint = hints[name]
+        elif hint is not Any:
+            return False
+    return hint in (Any, Mapping[str, Any])
+
+
 def require(condition: bool, message: str) -> None:
     """Raise ConfigError with a message unless the condition holds."""
     if not condition:

@@ -5,6 +5,7 @@ own commands that are asked for the morning after have a word here, too.
 """
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -17,14 +18,18 @@ _MODULES = {
 }
 _OF_THE_ENGINE = ("diff",)
 
+NAMES = sorted([*_MODULES, *_OF_THE_ENGINE])
+
 
 def is_tool(arguments: Sequence[str]) -> bool:
     """Tell whether a command line is a tool's. No override is one word without `=`."""
-    return bool(arguments) and arguments[0] in (*_MODULES, *_OF_THE_ENGINE)
+    return bool(arguments) and arguments[0] in NAMES
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the tool that the first argument names, and return its exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a name on disk need not be of this encoding
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code: int
         if arguments[0] in _OF_THE_ENGINE:

@@ -58,6 +58,7 @@ def compose(
 
     environ["HYDRA_FULL_ERROR"] = "1"  # raise, instead of printing and exiting with 1
     try:
+        explain.refuse_options(arguments)
         sys.argv[1:] = overrides.for_hydra(arguments)
         compose_one()
         return settings_from(composed[0], launch_directory) if composed else None

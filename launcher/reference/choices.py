@@ -25,7 +25,8 @@ class Choice:
     about: str
     """What its first comment says, on one line; Markdown."""
     keys: Mapping[str, str]
-    """The dotted keys that the file itself sets, in its group, and the comment behind each."""
+    """The dotted keys that the file itself sets, in its group, and the comment behind each. None
+    if it sets those of other sections."""
 
 
 def groups() -> list[str]:
@@ -68,23 +69,42 @@ def comment_on(key: str, group: str, choice: Choice) -> str:
 
 
 def having(key: str) -> list[str]:
-    """Return the choices, such as `launch=srun`, whose files set a dotted key of their group."""
+    """Return the choices, such as `launch=srun`, whose files set a dotted key, or some below it."""
     group, _, rest = key.partition(".")
-    return [f"{group}={choice.name}" for choice in of_group(group) if rest in choice.keys]
+    return [
+        f"{group}={choice.name}"
+        for choice in of_group(group)
+        if any(f"{known}.".startswith(f"{rest}.") for known in choice.keys)
+    ]
+
+
+def named(last: str) -> list[str]:
+    """Return the settings of `conf/` whose dotted name has this last part."""
+    everything = [*_keys_of((_CONF / "config.yaml").read_text(encoding="utf-8"))]
+    everything += [f"{g}.{key}" for g in groups() for one in of_group(g) for key in one.keys]
+    found = dict.fromkeys(key for key in everything if key.rpartition(".")[2] == last)
+    return [key for key in found if not key.startswith("hydra.")]
 
 
 def _read(text: str, name: str) -> Choice:
     about: list[str] = []
     example: list[str] = []
+    is_of_its_group = True
     for line in text.splitlines():
         if not line.startswith("#"):
             break
         words = line.removeprefix("# ")
-        if not words.startswith(_PACKAGE):
+        if words.startswith(_PACKAGE):
+            is_of_its_group = False
+        else:
             (example if words.startswith("  ") else about).append(words.strip())
-    keys = dict(_keys(yaml.compose(text, yaml.SafeLoader), text.splitlines(), ""))
+    keys = _keys_of(text) if is_of_its_group else {}
     said = " ".join(about) + "".join(f" `{line}`" for line in example)
     return Choice(name, said, keys)
+
+
+def _keys_of(text: str) -> dict[str, str]:
+    return dict(_keys(yaml.compose(text, yaml.SafeLoader), text.splitlines(), ""))
 
 
 def _keys(node: Any, lines: list[str], path: str) -> Iterator[tuple[str, str]]:

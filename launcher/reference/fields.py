@@ -12,6 +12,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
+from launcher.errors import one_of
+
 _NAMES = {int: "whole number", float: "number", str: "text", bool: "`true` or `false`"}
 
 
@@ -40,8 +42,7 @@ def type_in_words(hint: Any) -> str:
         (inner,) = (part for part in parameters if part is not type(None))
         return f"{type_in_words(inner)} or `null`"
     if origin is typing.Literal:
-        words = [f"`{word}`" for word in parameters]
-        return " or ".join([", ".join(words[:-1]), words[-1]] if words[1:] else words)
+        return one_of([f"`{word}`" for word in parameters])
     if origin is tuple:
         count = "" if parameters[1:] == (...,) else f"{len(parameters)} "
         return f"list of {count}{_plural(parameters[0])}"

@@ -50,7 +50,8 @@ def over_ssh(hostfile: Path, *words: str) -> DeepSpeedLaunch:
     ("arguments", "parts"),
     [
         (["launch.kind=ssh"], ["launch.kind", "'ssh'", "local, deepspeed, srun, slurm"]),
-        (["launch.hostfile=x"], ["'launch.hostfile'"]),
+        (["launch.hostfile=x"], ["'launch.hostfile'. It comes with launch=deepspeed."]),
+        (["launch.nodes=2"], ["It comes with launch=deepspeed, launch=slurm or launch=srun."]),
         (["launch=deepspeed"], ["launch.hostfile is not set"]),
         (["launch=slurm"], ["launch.ranks_per_node is not set"]),
         (["launch=slurm", "launch.ranks_per_node=0"], ["launch.ranks_per_node=0", "1 or more"]),
