@@ -21,6 +21,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.streaming
 	$(BIN)/python -m tests.benchmarks.starting
 	$(BIN)/python -m tests.benchmarks.exporting --json build/exporting.json
+	$(BIN)/python -m tests.benchmarks.surviving --json build/surviving.json
 
 # Chains of attempts that are killed at random moments, as long as you like; a seed is drawn.
 ATTEMPTS ?= 1000
