@@ -270,6 +270,7 @@ class Attempt:
         finally:
             self._run.log.step = loop.position.step
             loader.close()
+            self._run.progress.end_steps()
         if loop.alarm is not None:
             return self._act_upon(loop.alarm, checkpointer, loop.position)
         return self._close(checkpointer, loop, complete, moved=loop.position != position)

@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from engine.stream import Component, Stage, Stream, StreamError
 from launcher.config import ScheduleSettings, Settings
 from launcher.errors import ConfigError, nearest
+from launcher.monitors import settings as monitors
 
 # What a component's section says beside the data set's own arguments.
 _OF_THE_MIXTURE = ("weight", "epochs")
@@ -32,6 +33,8 @@ _OF_THE_MIXTURE = ("weight", "epochs")
 
 def deepspeed_config(settings: Settings, world_size: int) -> dict[str, Any]:
     """Return DeepSpeed's configuration: the open section, and what other settings decide.
+
+    Monitors are checked, but not in it: see `launcher.monitors.settings`.
 
     Raises:
         ConfigError: DeepSpeed refuses it.
@@ -49,7 +52,7 @@ def deepspeed_config(settings: Settings, world_size: int) -> dict[str, Any]:
         DeepSpeedConfig({key: v for key, v in config.items() if key != "train_batch_size"})
     except (ValueError, AssertionError, TypeError) as error:  # pydantic's errors are ValueErrors
         raise ConfigError(_explain_refusal(error, settings.deepspeed)) from error
-    return config
+    return monitors.for_deepspeed(config)
 
 
 def uses_accelerator() -> bool:

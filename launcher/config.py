@@ -21,6 +21,7 @@ from launcher.data_settings import DataSettings
 from launcher.errors import ConfigError
 from launcher.guards.settings import GuardSettings
 from launcher.launch_settings import Launch
+from launcher.monitors import settings as monitors
 from launcher.schema import at_least, require
 
 _RESUME_WORDS = ("auto", "never", "must")
@@ -217,6 +218,9 @@ def settings_from(config: DictConfig, launch_directory: Path) -> Settings:
             },
         ),
         model=_with_absolute_paths(settings.model, launch_directory),
+        deepspeed=monitors.with_places(
+            settings.deepspeed, settings.run.name, settings.run.dir, launch_directory
+        ),
     )
 
 

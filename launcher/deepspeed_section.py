@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from launcher.errors import ConfigError, nearest
+from launcher.monitors import settings as monitors
 
 KEYS_OF_VERSION = "0.19.8"
 
@@ -130,6 +131,7 @@ def check(section: Mapping[str, Any]) -> None:
     for key in section:
         _check_key(key)
     _check_precision(section)
+    monitors.check(section)
     zero = section.get("zero_optimization", {})
     if not isinstance(zero, Mapping):
         raise ConfigError(f"deepspeed.zero_optimization: found {zero!r}; wanted a section.")

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from launcher.monitors.monitors import Monitors
 from launcher.prometheus import MetricsFile
 from launcher.run_directory import RunDirectory, now
 
@@ -35,6 +36,7 @@ _LOUD_EVENTS = {
     "stray",
     "data_changed",
     "alarm",
+    "monitor_failed",
 }
 
 _LAST_WORDS = ("committed", "abandoned", "failed", "fenced")
@@ -78,6 +80,8 @@ class Progress:
         self._directory = directory
         self.attempt: int | None = None
         """Goes into every record; unknown until the run is held."""
+        self.monitors: Monitors | None = None
+        """What shows the steps elsewhere, on rank 0."""
         self._total_steps = total_steps
         self._tokens_per_step = tokens_per_step
         self._stream = stream
@@ -94,6 +98,8 @@ class Progress:
         """Show where the run stands before its first step."""
         if self._gauges is not None:
             self._gauges.begin(self.attempt, from_step)
+        if self.monitors is not None:
+            self.monitors.begin(self.attempt, from_step)
         if self._directory is not None and self._stream.isatty():
             self._bar = tqdm(
                 total=self._total_steps, initial=from_step, file=self._stream, unit="step"
@@ -122,6 +128,16 @@ class Progress:
             self._bar.update()
         elif self._line_is_due(report.step):
             self._write(f"step {report.step}/{self._total_steps}  {figures}")
+
+        if self.monitors is not None:
+            for event in self.monitors.news():
+                self.event(event)
+
+    def end_steps(self) -> None:
+        """No more steps come: have the monitors show the last ones. Blocks for seconds at most."""
+        if self.monitors is not None:
+            for event in self.monitors.end():
+                self.event(event)
 
     def event(self, event: Mapping[str, Any]) -> None:
         """Record what happened to a checkpoint, or to the run. Called by the engine as well."""

@@ -24,6 +24,8 @@ from launcher.config import Settings
 from launcher.control import ControlFiles, refuse_leftover_stop
 from launcher.council import Council
 from launcher.guards import rollback
+from launcher.monitors.monitors import monitors_of
+from launcher.monitors.settings import check_packages
 from launcher.progress import Progress
 from launcher.rank import RankProcess
 from launcher.requeue import AttemptLog
@@ -99,6 +101,7 @@ class Session:
         """
         run = self._run
         self._council.settled("control", lambda: refuse_leftover_stop(run.directory.path))
+        self._council.settled("monitors", self._build_monitors)
         run.watchdog.watch()
         with run.watchdog.phase("start"):
             process_group.join(self._topology, self._council)
@@ -121,6 +124,12 @@ class Session:
                 stream, left_out = self._build_stream()
         self._part()
         return outcome
+
+    def _build_monitors(self) -> None:
+        if self._topology.rank == 0:
+            check_packages(self._settings.deepspeed)
+            environ = self._run.process.environ
+            self._run.progress.monitors = monitors_of(self._settings, environ)
 
     def _build_stream(self) -> tuple[Stream, list[rollback.Range]]:
         """Return the stream, and what rollbacks have left out of it; rank 0 tells all ranks."""

@@ -15,6 +15,7 @@ from launcher.config import Settings, missing_data_files, missing_model_files
 from launcher.control import refuse_leftover_stop
 from launcher.errors import ConfigError, LauncherError
 from launcher.launch_settings import DeepSpeedLaunch, LocalLaunch, SlurmLaunch, SrunLaunch
+from launcher.monitors import settings as monitors
 from launcher.wakeup import SignalQueue
 
 SIGNALS = {*spawn.PASSED_ON, *outer_starter.STOP_SIGNALS}
@@ -81,9 +82,11 @@ def check(settings: Settings, ranks: int) -> None:
     """Check what can be without importing torch.
 
     Raises:
-        ConfigError: sizes that do not fit, a folder in the way, a STOP file, missing files.
+        ConfigError: sizes that do not fit, a folder in the way, a STOP file, files or packages that
+            are not there.
     """
     settings.accumulation_steps(ranks)
+    monitors.check_packages(settings.deepspeed)
     packages.check_directory(Path.cwd())
     refuse_leftover_stop(Path(settings.run.dir))
     if missing := missing_data_files(settings) + missing_model_files(settings):

@@ -1,0 +1,106 @@
+"""The monitors of one start of a run, on rank 0: built once, and followed into by every attempt."""
+
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.config import Settings
+from launcher.monitors import settings as chosen
+from launcher.monitors.follower import Follower
+from launcher.monitors.point import Monitor
+from launcher.monitors.thread import FollowerThread
+
+_CLOSE_SECONDS = 15.0
+
+
+class Monitors:
+    """Shows what metrics.jsonl says, beside the training. Training thread of rank 0.
+
+    Args:
+        monitors: not open yet.
+        metrics: metrics.jsonl.
+        tokens_per_step: None where samples have no tokens.
+    """
+
+    def __init__(
+        self, monitors: Sequence[Monitor], metrics: Path, tokens_per_step: int | None
+    ) -> None:
+        self._monitors = monitors
+        self._metrics = metrics
+        self._tokens_per_step = tokens_per_step
+        self._threads: list[FollowerThread] = []
+
+    def begin(self, attempt: int | None, step: int) -> None:
+        """Follow an attempt, which goes on after `step`; it has recorded nothing yet."""
+        self._threads = [
+            FollowerThread(
+                Follower(
+                    monitor,
+                    self._metrics,
+                    tokens_per_step=self._tokens_per_step,
+                    attempt=attempt,
+                    step=step,
+                )
+            )
+            for monitor in self._monitors
+        ]
+
+    def news(self) -> list[dict[str, Any]]:
+        """Return the events since the last call, for the records."""
+        return [event for thread in self._threads for event in thread.news()]
+
+    def end(self) -> list[dict[str, Any]]:
+        """Have all show what is recorded by now, and end; return the last events.
+
+        Blocks for seconds, but not for a monitor that comes to no end.
+        """
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for thread in self._threads:
+            thread.ask_to_end()
+        late = [
+            {
+                "event": "monitor_failed",
+                "monitor": thread.name,
+                "reason": f"it did not end in {_CLOSE_SECONDS:g} s, and is left behind",
+            }
+            for thread in self._threads
+            if not thread.wait(deadline - time.monotonic())
+        ]
+        news = [*self.news(), *late]
+        self._threads = []
+        return news
+
+
+def monitors_of(settings: Settings, environ: MutableMapping[str, str]) -> Monitors:
+    """Return the monitors that the settings ask for; imports what they need.
+
+    Args:
+        environ: of this process; what Weights & Biases reads is added to it.
+    """
+    run, directory = settings.run.name, Path(settings.run.dir)
+    monitors: list[Monitor] = []
+    for name in chosen.enabled(settings.deepspeed):
+        section: Mapping[str, Any] = settings.deepspeed[name]
+        if name == chosen.TENSORBOARD:
+            from launcher.monitors.tensorboard import TensorBoard
+
+            monitors.append(TensorBoard(_place(section)))
+        elif name == chosen.CSV:
+            from launcher.monitors.csv_files import CsvFiles
+
+            monitors.append(CsvFiles(_place(section)))
+        elif name == chosen.WANDB:
+            from launcher.monitors.online import WeightsAndBiases
+
+            monitors.append(WeightsAndBiases(section, run, directory, environ))
+        else:
+            from launcher.monitors.online import Comet
+
+            monitors.append(Comet(section, run, directory, settings.batch.global_size))
+    tokens_per_step = settings.batch.global_size * settings.data.seq_len
+    return Monitors(monitors, directory / "metrics.jsonl", tokens_per_step)
+
+
+def _place(section: Mapping[str, Any]) -> Path:
+    return Path(section["output_path"], section["job_name"])
