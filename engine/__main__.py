@@ -2,39 +2,43 @@
 
     python -m engine ls DIR [--strays]              a table of the checkpoints
     python -m engine show DIR [--tag T] [--json]    what one checkpoint holds
-    python -m engine verify DIR [--tag T | --all]   read every byte, and name what is damaged
+    python -m engine verify DIR [--tag T | --all [--strays]]
+                                                    read every byte, and name what is damaged
     python -m engine stream DIR --step N            what was in that step's batch
     python -m engine stream DIR --sample K          the same of one sample, with its whole text
     python -m engine diff DIR TAG TAG               which weights moved between two, and how far
     python -m engine export DIR --out OUT           its weights, for Hugging Face's from_pretrained
     python -m engine import SRC --out DIR           a checkpoint that DeepSpeed's ZeRO-3 has saved
 
-DIR is a run directory, a checkpoints directory, or one checkpoint's directory. Exit codes: 0 all is
-well, 1 a checkpoint is damaged, its data are gone, or its weights stand still, 2 there is nothing
-such to look at, what is to be written cannot be, or the arguments are wrong.
+DIR is a run directory, a checkpoints directory, or one checkpoint's directory. How far long work is
+stands on stderr; `--quiet` keeps it silent. Exit codes: 0 all is well, 1 a checkpoint is damaged or
+cannot be read, its data are gone, or its weights stand still, 2 there is nothing such to look at,
+it was removed meanwhile, what is to be written cannot be, or the arguments are wrong, 130
+interrupted.
 """
 
 import argparse
-import contextlib
 import datetime
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from engine import describe, inspect
+from engine import byte_bar, describe, inspect, verifying
+from engine.arguments import parser
 from engine.exchange.errors import ExchangeError
 from engine.format.errors import FormatError
 
 EXIT_DAMAGED = 1
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code. Prints to stdout, errors to stderr."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     try:
-        code: int = options.command(options)
+        code = _COMMANDS[options.command](options)
         sys.stdout.flush()
         return code
     except (inspect.InspectError, ExchangeError) as error:
@@ -46,72 +50,9 @@ def main(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # `... | head` has seen enough; the exit must not flush again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m engine", description="Look at checkpoints.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def add(
-        name: str, run: Callable[[argparse.Namespace], int], text: str
-    ) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text)
-        command.set_defaults(command=run)
-        command.add_argument(
-            "dir", metavar="DIR", help="a run, a checkpoints or a checkpoint's directory"
-        )
-        return command
-
-    ls = add("ls", _ls, "List the checkpoints.")
-    ls.add_argument("--strays", action="store_true", help="list those off the line of history too")
-    show = add("show", _show, "Describe one checkpoint; the newest unless --tag is given.")
-    show.add_argument("--tag", help="global_step<number>, or the name of a stray")
-    show.add_argument("--json", action="store_true", help="print the whole manifest as JSON")
-    verify = add("verify", _verify, "Read every byte of the newest checkpoint; name all damage.")
-    which = verify.add_mutually_exclusive_group()
-    which.add_argument("--tag", help="verify this one: global_step<number> or a stray's name")
-    which.add_argument("--all", action="store_true", help="verify all that are committed")
-    stream = add("stream", _stream, "Say which samples made a step's batch, and what they are.")
-    what = stream.add_mutually_exclusive_group(required=True)
-    what.add_argument("--step", type=int, help="the step, as in metrics.jsonl")
-    what.add_argument("--sample", type=int, help="one sample offset; its text is printed whole")
-    stream.add_argument("--tag", help="by this checkpoint's record; the newest unless given")
-    stream.add_argument("--tokenizer", metavar="FILE", help="a tokenizers JSON file, to decode by")
-    diff = add("diff", _diff, "Say which weights moved between two checkpoints, and how far.")
-    diff.add_argument("before", metavar="TAG", help="the earlier one: global_step<number>")
-    diff.add_argument("after", metavar="TAG", help="the later one")
-    diff.add_argument("--top", type=_count, metavar="N", help="show the N that moved most")
-    diff.add_argument("--json", action="store_true", help="all of it, for programs")
-    diff.add_argument(
-        "--verify", default="full", choices=("full", "size"), help="compare digests, or sizes only"
-    )
-    export = add("export", _export, "Write a checkpoint's weights for from_pretrained.")
-    export.add_argument("--tag", help="global_step<number> or a stray's name; else the newest")
-    export.add_argument("--out", required=True, metavar="OUT", help="a directory, made by this")
-    export.add_argument(
-        "--dtype",
-        default="as-trained",
-        choices=("as-trained", "bf16", "fp16", "fp32"),
-        help="of all parameters; fp32 gives the masters. Buffers keep their own",
-    )
-    export.add_argument("--shard-size", default="5GB", metavar="SIZE", help="5GB unless given")
-    export.add_argument(
-        "--verify", default="full", choices=("full", "size"), help="compare digests, or sizes only"
-    )
-    export.add_argument("--tokenizer", metavar="DIR", help="copy a tokenizer's files from there")
-    text = "Make a ZeRO-3 checkpoint that DeepSpeed wrote one of this format."
-    importing = commands.add_parser("import", help=text, description=text)
-    importing.set_defaults(command=_import)
-    importing.add_argument("dir", metavar="SRC", help="what save_checkpoint was given")
-    importing.add_argument("--out", required=True, metavar="DIR", help="the checkpoints directory")
-    importing.add_argument("--tag", help="the one to import; what `latest` names unless given")
-    importing.add_argument(
-        "--sample-offset", type=int, metavar="N", help="samples used; else DeepSpeed's own count"
-    )
-    importing.add_argument(
-        "--optimizer", metavar="CLASS", help="its qualified name; else by DeepSpeed's configuration"
-    )
-    return parser
+    except KeyboardInterrupt:
+        print("engine: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
 
 
 def _ls(options: argparse.Namespace) -> int:
@@ -141,25 +82,36 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
+    if options.strays and not options.all:
+        raise inspect.InspectError("--strays goes with --all; one of them is named with --tag")
     place = inspect.locate(options.dir)
     paths = inspect.choose_all(place) if options.all else [inspect.choose(place, options.tag)]
-    codes = {_verify_one(path) for path in paths}
-    return EXIT_DAMAGED if EXIT_DAMAGED in codes else max(codes)
-
-
-def _verify_one(path: str) -> int:
-    name = os.path.basename(path)
-    try:
-        with _progress_bar(name, inspect.size_of(path)) as progress:
-            problems = inspect.verify(path, progress)
-    except inspect.GoneError as error:  # the others are verified all the same
-        print(f"engine: {error}", file=sys.stderr)
-        return EXIT_USAGE
-    for problem in problems:
-        print(f"{name}/{problem}")
-    if not problems:
-        print(f"{name}: intact")
-    return EXIT_DAMAGED if problems else 0
+    strays = inspect.choose_strays(place) if options.all else []
+    if options.strays:
+        paths, strays = paths + strays, []
+    found = []
+    with _bar(options, "", verifying.size_of(paths)) as bar:
+        for number, path in enumerate(paths, 1):
+            counter = f"{number} of {len(paths)}: " if options.all else ""
+            bar.name(f"{counter}{os.path.basename(path).partition('.')[0]}")
+            one = verifying.verify(path, bar.advance)
+            found.append(one)
+            if one.error is not None:
+                bar.say(f"engine: {one.error}", sys.stderr)
+            for line in () if options.json else verifying.lines(one):
+                bar.say(line, sys.stdout)
+    unread = verifying.Unread(
+        [os.path.basename(path) for path in strays],
+        [one.name for one in inspect.only_local(place)] if options.all else [],
+    )
+    if options.json:
+        print(json.dumps(verifying.as_json(found, unread), indent=2))
+    elif options.all:
+        print(*verifying.summary(found, unread), sep="\n")
+    outcomes = {one.outcome for one in found}
+    if outcomes & {verifying.DAMAGED, verifying.UNREADABLE}:
+        return EXIT_DAMAGED
+    return EXIT_USAGE if verifying.GONE in outcomes else 0
 
 
 def _stream(options: argparse.Namespace) -> int:
@@ -192,8 +144,8 @@ def _diff(options: argparse.Namespace) -> int:
         StoredWeights(after, whole=False) as later,
     ):
         work = Compare(earlier, later, full=options.verify == "full")
-        with _progress_bar(f"{options.before} {options.after}", work.work_bytes) as progress:
-            found = work.run(progress)
+        with _bar(options, f"{options.before} {options.after}", work.work_bytes) as bar:
+            found = work.run(bar.advance)
     if options.json:
         print(json.dumps(compared.as_json(found), indent=2))
     else:
@@ -216,8 +168,8 @@ def _export(options: argparse.Namespace) -> int:
     )
     with StoredWeights(inspect.choose(inspect.locate(options.dir), options.tag)) as stored:
         work = export.Export(stored, options.out, wanted)
-        with _progress_bar(stored.manifest.tag, work.work_bytes) as progress:
-            work.run(progress)
+        with _bar(options, stored.manifest.tag, work.work_bytes) as bar:
+            work.run(bar.advance)
         for note in work.notes:
             print(f"note: {note}", file=sys.stderr)
         if work.kept:
@@ -235,31 +187,32 @@ def _import(options: argparse.Namespace) -> int:
         raise ExchangeError(f"--sample-offset {options.sample_offset}: wanted 0 or more")
     source = DeepSpeedCheckpoint(options.dir, options.tag)
     wanted = Options(options.sample_offset, options.optimizer)
-    with _progress_bar(source.tag, source.size_bytes) as progress:
-        done = importing.import_checkpoint(source, options.out, wanted, progress)
+    with _bar(options, source.tag, source.size_bytes) as bar:
+        done = importing.import_checkpoint(source, options.out, wanted, bar.advance)
     for note in done.notes:
         print(f"note: {note}", file=sys.stderr)
     print(f"{done.tag}: imported from {source.path}, {done.world_size} ranks, into {options.out}")
     return 0
 
 
-def _count(text: str) -> int:
-    """Return a number of rows that the command line gives."""
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text}: wanted a number from 1")
-    return int(text)
+def _bar(options: argparse.Namespace, what: str, total_bytes: int) -> byte_bar.ByteBar:
+    return byte_bar.ByteBar(
+        what,
+        total_bytes,
+        on_terminal=byte_bar.moves_cursor(sys.stderr, os.environ),
+        quiet=options.quiet,
+    )
 
 
-@contextlib.contextmanager
-def _progress_bar(name: str, total: int) -> Iterator[Callable[[int], None] | None]:
-    """Yield what advances a progress bar by bytes; None where no terminal would show it."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    import tqdm
-
-    with tqdm.tqdm(total=total, unit="B", unit_scale=True, desc=name, leave=False) as bar:
-        yield bar.update
+_COMMANDS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "ls": _ls,
+    "show": _show,
+    "verify": _verify,
+    "stream": _stream,
+    "diff": _diff,
+    "export": _export,
+    "import": _import,
+}
 
 
 if __name__ == "__main__":

@@ -158,6 +158,13 @@ def choose_all(place: Place) -> list[str]:
     return [place.directory.tag(tag) for tag in _tags(place.directory)] or [choose(place, None)]
 
 
+def choose_strays(place: Place) -> list[str]:
+    """Return the paths of the checkpoints off the line of history."""
+    return [
+        os.path.join(place.directory.strays, name) for name in _names_in(place.directory.strays)
+    ]
+
+
 def load(path: str) -> Manifest:
     """Return the manifest of the checkpoint at `path`.
 
@@ -189,14 +196,18 @@ def verify(path: str, progress: Callable[[int], None] | None = None) -> list[Pro
     return problems
 
 
-def size_of(path: str) -> int:
-    """Return the bytes of all regular files in the directory at `path`, for a progress bar."""
+def shard_sizes(path: str) -> list[int]:
+    """Return the bytes of each shard that is there, of the checkpoint at `path`; unread.
+
+    Raises:
+        GoneError, InspectError: as `verify`.
+    """
     with _opened(path) as dir_fd, os.scandir(dir_fd) as entries:
-        return sum(
+        return [
             entry.stat(follow_symlinks=False).st_size
             for entry in entries
-            if entry.is_file(follow_symlinks=False)
-        )
+            if names.is_shard(entry.name) and entry.is_file(follow_symlinks=False)
+        ]
 
 
 def age_of(manifest: Manifest, now: datetime.datetime) -> datetime.timedelta:

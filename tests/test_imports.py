@@ -29,7 +29,9 @@ READ_THE_ENVIRONMENT = (
     "launcher/__main__.py",
     "launcher/doctor.py",
     "launcher/keep.py",
+    "engine/__main__.py",
     "engine/bring_up.py",
+    "engine/prepare/__main__.py",
 )
 
 

