@@ -40,9 +40,10 @@ class CheckpointSettings:
     """Where committed checkpoints are. It may be on another file system than the run, which all
     nodes share."""
     local_dir: str | None
-    """A directory on each node's own fast disk, where a save is written and committed first; from
-    there it goes on to `dir`. Absolute, and to be found again after a requeue; null goes straight
-    to `dir`."""
+    """A directory on each node's own fast disk, where a save is committed first, as soon as all
+    nodes have it there; then it goes on to `dir`. A start takes the newest one of either place that
+    all ranks can read: where a node is lost with its disk, that is the newest one in `dir`.
+    Absolute, and to be found again after a requeue; null goes straight to `dir`."""
     every_steps: int | None
     """A save after every step that is a multiple of it; null for none by count."""
     every_minutes: float | None

@@ -14,6 +14,8 @@ import pytest
 
 from launcher import train
 from launcher.config import Settings
+from launcher.reference.choices import chosen_by_default
+from launcher.reference.entries import sections
 
 REPOSITORY = Path(__file__).parents[1]
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -41,10 +43,15 @@ TRAINING = [command[1:] for command in commands() if is_training(command)]
 TOOLS = [command for command in commands() if not is_training(command)]
 
 
-def settings_in_table() -> list[str]:
-    """Return what the first column of the table of settings names."""
+def rows_of_settings() -> list[tuple[str, str]]:
+    """Return the first and the last cell of each row of the table of settings."""
     table = README[README.index("| setting | means |") :].partition("\n\n")[0]
-    return [row.split("|")[1].strip() for row in table.splitlines()[2:]]
+    rows = [row.strip("| ").split(" | ") for row in table.splitlines()[2:]]
+    return [(row[0], row[2] if row[2:] else "") for row in rows]
+
+
+def words_of(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
 
 
 @pytest.fixture
@@ -63,25 +70,31 @@ def test_a_command_that_trains_means_what_its_settings_say(
     assert settings.run.name == overrides[0].removeprefix("run.name=")
 
 
-@pytest.mark.parametrize("cell", settings_in_table())
-def test_a_setting_of_the_table_exists(cell: str, composed: Any) -> None:
-    words = re.findall(r"`([^`]+)`", cell)
-    assert words, cell
-    prefix = ""
-    for word in words:
-        if "=" in word:  # a choice of a group
-            assert isinstance(composed(word), Settings), word
-            continue
-        if "<" in word or "*" in word:
-            word = word.partition(".")[0]  # noqa: PLW2901
-        dotted = f"{prefix}{word}" if word.startswith(".") else word
-        prefix = dotted.rpartition(".")[0]
-        overrides = ["checkpoint=auto"] if dotted.startswith("checkpoint.auto") else []
-        at: Any = composed(*overrides).as_dict()
-        for name in dotted.split("."):
-            known = {**at, "X": next(iter(at.values()), None), "init_from": None, "epochs": None}
-            assert name in known, f"{dotted}: there is no {name!r} in {sorted(at)}"
-            at = known[name]
+@pytest.mark.parametrize(("cell", "defaults"), rows_of_settings())
+def test_a_setting_of_the_table_exists_and_has_the_default_it_is_said_to(
+    cell: str, defaults: str
+) -> None:
+    chosen = chosen_by_default()
+    composed = {f"{group}={name}" for group, name in chosen.items()}
+    known = chosen | {
+        entry.name: entry.default
+        for section in sections()
+        if "=" not in section.title or section.title in composed
+        for entry in section.entries
+    }
+    names = words_of(cell)
+    assert names, cell
+    if "<" in cell:  # one of many
+        assert names[0].partition(".")[0] in {section.title for section in sections()}
+        return
+    said = words_of(defaults)
+    assert len(said) == len(names), "a default for each"
+    section = ""
+    for name, default in zip(names, said, strict=True):
+        dotted = f"{section}{name}" if name.startswith(".") else name
+        section = dotted.rpartition(".")[0]
+        assert dotted in known, f"there is no {dotted}"
+        assert default == known[dotted], dotted
 
 
 def test_the_tools_do_what_they_are_said_to(tmp_path: Path) -> None:
