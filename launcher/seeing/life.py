@@ -12,6 +12,7 @@ from engine.format import names
 from engine.format.errors import FormatError
 from engine.protocol.layout import OPEN, CheckpointDirectory
 from engine.protocol.owner import Beat, Owner, Place, start_ticks
+from launcher.seeing import lines
 
 RUNNING = "running"
 FINISHING = "finishing"
@@ -46,6 +47,14 @@ class Life:
 
 def life_of(directory: CheckpointDirectory) -> Life:
     """Return what can be told of the run that keeps its checkpoints in `directory`."""
+    try:
+        return _life_of(directory)
+    # The last three of an owner's record from another version, or of a name that nobody wrote.
+    except (OSError, FormatError, TypeError, KeyError, ValueError) as error:
+        return Life(UNKNOWN, f"cannot be told: {type(error).__name__}: {lines.text(error)}")
+
+
+def _life_of(directory: CheckpointDirectory) -> Life:
     listed = _listing(directory.attempts)
     numbers = [int(name) for name in listed if name.isascii() and name.isdigit()]
     if not numbers:
@@ -54,11 +63,8 @@ def life_of(directory: CheckpointDirectory) -> Life:
     listed = _listing(attempt.path)
     if OPEN not in listed:
         return Life(ENDED, "has ended")
-    try:
-        with open(attempt.owner, "rb") as file:
-            owner = Owner.from_bytes(file.read(), attempt.owner)
-    except (OSError, FormatError) as error:
-        return Life(UNKNOWN, f"cannot be told: {error}")
+    with open(attempt.owner, "rb") as file:
+        owner = Owner.from_bytes(file.read(), attempt.owner)
     in_flight = tuple(_in_flight(attempt.open, owner.world_size))
     beat = Beat.newest(listed)
     if owner.place == Place.here():

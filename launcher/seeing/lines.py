@@ -6,7 +6,6 @@ read is counted, and `notes` says it. Holds one line at a time.
 
 import errno
 import io
-import itertools
 import json
 import os
 import stat
@@ -21,6 +20,7 @@ LONGEST_BYTES = 4 << 20
 
 _LARGEST_INTEGER = (1 << 63) - 1
 _USUAL_BYTES = 256  # of a line
+_BLOCK_BYTES = 1 << 20
 
 
 class Lines:
@@ -56,7 +56,7 @@ class Lines:
         try:
             # Not blocking: another program's FIFO would never let go.
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            with open(descriptor, "rb", buffering=1 << 20) as file:
+            with open(descriptor, "rb", buffering=_BLOCK_BYTES) as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     raise OSError(errno.EINVAL, "Not a regular file", str(self._path))
                 yield from self._records(file)
@@ -87,8 +87,7 @@ class Lines:
             self._rest_of_line(file)
             yield self._line(file)
         file.seek(max(0, size - LONGEST_BYTES))
-        tail = file.read(LONGEST_BYTES).splitlines(keepends=True)
-        yield from itertools.islice(reversed(tail), 2)  # the last one may be torn
+        yield from file.read(LONGEST_BYTES).splitlines(keepends=True)[-2:]  # the last may be torn
 
     def _line(self, file: BinaryIO) -> bytes:
         """Return the next line that is not too long; nothing at the end of the file."""
@@ -100,8 +99,11 @@ class Lines:
             self._rest_of_line(file)
 
     def _rest_of_line(self, file: BinaryIO) -> None:
-        while (part := file.readline(LONGEST_BYTES)) and not part.endswith(b"\n"):
-            pass
+        while part := file.read(_BLOCK_BYTES):
+            end = part.find(b"\n") + 1
+            if end:
+                file.seek(end - len(part), io.SEEK_CUR)
+                return
 
 
 def number(value: Any) -> float:

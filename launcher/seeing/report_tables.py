@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from engine import describe
+from launcher.seeing.lines import text
 from launcher.seeing.status import began_of, ending_of
 from launcher.seeing.summary import Summary, age_text
 
@@ -66,7 +67,7 @@ def checkpoints(run: Summary) -> str:
     rows = []
     for one in run.checkpoints[-_MOST_ROWS:]:
         if one.manifest is None:
-            rows.append((one.name, "?", "?", "?", f"{one.state}: {one.error}"))
+            rows.append((one.name, "?", "?", "?", f"{one.state}: {text(one.error)}"))
             continue
         staged = datetime.datetime.fromisoformat(one.manifest.staged_at).timestamp()
         size = describe.size_text(describe.total_bytes(one.manifest))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from engine import describe
+from launcher.seeing.lines import text
 from launcher.seeing.records import NoRunError, runs_in
 from launcher.seeing.summary import Summary, age_text, loss_text, summarize
 from launcher.seeing.timeline import Attempt
@@ -194,7 +195,7 @@ def _checkpoints(run: Summary) -> list[str]:
         lines = describe.table(run.checkpoints, now)
     for save in run.life.in_flight:
         lines.append(f"{save.tag} is being saved: {save.receipts} of {save.world_size} shards")
-    lines += [f"note: {one.error}" for one in run.checkpoints if one.error]
+    lines += [f"note: {text(one.error)}" for one in run.checkpoints if one.error]
     return lines
 
 

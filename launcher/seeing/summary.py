@@ -14,7 +14,7 @@ from engine.protocol.layout import CheckpointDirectory
 from launcher.seeing import lines, records
 from launcher.seeing.columns import Step
 from launcher.seeing.goodput import Goodput, goodput
-from launcher.seeing.life import ENDED, Life, life_of
+from launcher.seeing.life import ENDED, FINISHING, RUNNING, Life, life_of
 from launcher.seeing.timeline import Attempt, attempts_of, living, newest_kept
 
 _RECENT_STEPS = 20
@@ -93,8 +93,8 @@ def summarize(path: Path, clock: float | None = None) -> Summary:
         life=life,
         attempts=attempts,
         recent=newest_kept(attempts, _RECENT_STEPS),
-        checkpoints=inspect.listing(inspect.Place(directory), strays=False),
-        goodput=goodput(attempts, now if life.state != ENDED else None),
+        checkpoints=_listing(directory, notes),
+        goodput=goodput(attempts, now if life.state in (RUNNING, FINISHING) else None),
         notes=notes,
     )
 
@@ -152,6 +152,14 @@ def _checkpoints_of(
     except OSError as error:
         notes.append(f"{lines.text(configured)}: {error.strerror}")
     return CheckpointDirectory(configured)
+
+
+def _listing(directory: CheckpointDirectory, notes: list[str]) -> Sequence[Listed]:
+    try:
+        return inspect.listing(inspect.Place(directory), strays=False)
+    except OSError as error:
+        notes.append(f"{lines.text(directory.root)}: {error.strerror}")
+        return []
 
 
 def _total_steps(configuration: Mapping[str, Any], attempts: Sequence[Attempt]) -> int | None:

@@ -17,10 +17,12 @@ class Writer:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
 
+    def time(self, at: float) -> str:
+        return (BEGINNING + datetime.timedelta(seconds=at)).isoformat(timespec="milliseconds")
+
     def line(self, name: str, at: float, **fields: Any) -> None:
-        time = (BEGINNING + datetime.timedelta(seconds=at)).isoformat(timespec="milliseconds")
         with open(self.path / f"{name}.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": time, **fields}) + "\n")
+            file.write(json.dumps({"time": self.time(at), **fields}) + "\n")
 
     def bring_up(self, number: int, at: float, **fields: Any) -> None:
         details = {"host": "node7", "pid": 1, "nodes": 2, "world_size": 16, "started_by": "srun"}
