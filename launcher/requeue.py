@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.protocol.layout import CheckpointDirectory
 from launcher import versions
-from launcher.errors import NoProgressError
+from launcher.errors import ConfigError, NoProgressError
 from launcher.rank import RankProcess
 from launcher.run_directory import RECORDS_VERSION, JsonLines, now
 from launcher.seeing.lines import Lines, Record
@@ -164,6 +165,28 @@ class AttemptLog:
         ours = {r["start_id"] for r in records if launch and r.get("launch") == launch}
         begun = any(r["event"] == "start" and r["start_id"] in ours for r in records)
         return "auto" if begun and wanted != "must" else wanted
+
+    def refuse_lost_checkpoints(self, wanted: str, directory: CheckpointDirectory) -> None:
+        """Refuse a start that would begin anew because `directory` is not where it has saved.
+
+        Every attempt that has begun leaves its number there, saved or not.
+
+        Args:
+            wanted: the setting `resume`.
+
+        Raises:
+            ConfigError: what may be wrong, and how to begin anew all the same.
+        """
+        if self.resume_mode(wanted) != "auto" or os.path.isdir(directory.attempts):
+            return
+        begun = [r for r in self.earlier() if r["event"] == "start"]
+        if begun:
+            raise ConfigError(
+                f"checkpoint.dir={directory.root} holds no attempt, but this run has made "
+                f"{len(begun)} before, so it would begin anew at step 0.\n"
+                "  Is its disk mounted, and checkpoint.dir what it was? To begin anew all the "
+                "same: resume=never."
+            )
 
     def earlier(self) -> list[Record]:
         """Return the records of the attempts before this one; what is damaged is passed over.

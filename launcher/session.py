@@ -17,6 +17,8 @@ from typing import Any
 from torch import distributed
 
 from engine.stream import Stream
+from engine.byte_bar import moves_cursor
+from engine.protocol.layout import CheckpointDirectory
 from launcher import builders, process_group
 from launcher.attempt import Attempt, RunOnRank
 from launcher.cadence import planner_of
@@ -103,6 +105,13 @@ class Session:
         self._council.settled("control", lambda: refuse_leftover_stop(run.directory.path))
         self._council.settled("monitors", self._build_monitors)
         run.watchdog.watch()
+        checkpoint = self._settings.checkpoint
+        self._council.settled(
+            "checkpoints",
+            lambda: run.log.refuse_lost_checkpoints(
+                self._settings.resume, CheckpointDirectory(checkpoint.dir)
+            ),
+        )
         with run.watchdog.phase("start"):
             process_group.join(self._topology, self._council)
             stream, left_out = self._build_stream()

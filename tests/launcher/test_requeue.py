@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from engine.protocol.layout import CheckpointDirectory
 from launcher import requeue
-from launcher.errors import NoProgressError
+from launcher.errors import ConfigError, NoProgressError
 from launcher.rank import RankProcess
 from launcher.requeue import AttemptLog, attempts_without_progress, check_progress, write_status
 from launcher.run_directory import JsonLines
@@ -116,6 +117,26 @@ def test_what_a_launch_has_begun_is_continued_when_it_is_started_again(
     assert again.resume_mode(wanted) == "auto"
     assert again.resume_mode("must") == "must"
     assert AttemptLog(lines, process(0, launch="two")).resume_mode(wanted) == wanted
+
+
+def test_a_start_that_would_begin_anew_where_the_run_has_not_saved_is_refused(
+    tmp_path: Path,
+) -> None:
+    """A checkpoint directory on a disk that is not mounted is an empty directory."""
+    lines = JsonLines(tmp_path / "attempts.jsonl")
+    directory = CheckpointDirectory(str(tmp_path / "checkpoints"))
+    first = AttemptLog(lines, process(0))
+    first.refuse_lost_checkpoints("auto", directory)
+    first.bring_up([])
+    killed_early = AttemptLog(lines, process(0))
+    killed_early.refuse_lost_checkpoints("auto", directory)
+    first.start(0, from_step=0)
+    log = AttemptLog(lines, process(0, launch="two"))
+    with pytest.raises(ConfigError, match=r"holds no attempt, but this run has made 1 before"):
+        log.refuse_lost_checkpoints("auto", directory)
+    log.refuse_lost_checkpoints("never", directory)
+    Path(directory.attempts).mkdir(parents=True)
+    log.refuse_lost_checkpoints("auto", directory)
 
 
 def test_other_ranks_record_nothing(tmp_path: Path) -> None:
