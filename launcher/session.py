@@ -16,9 +16,8 @@ from typing import Any
 
 from torch import distributed
 
-from engine.stream import Stream
-from engine.byte_bar import moves_cursor
 from engine.protocol.layout import CheckpointDirectory
+from engine.stream import Stream
 from launcher import builders, process_group
 from launcher.attempt import Attempt, RunOnRank
 from launcher.cadence import planner_of
@@ -103,8 +102,6 @@ class Session:
         """
         run = self._run
         self._council.settled("control", lambda: refuse_leftover_stop(run.directory.path))
-        self._council.settled("monitors", self._build_monitors)
-        run.watchdog.watch()
         checkpoint = self._settings.checkpoint
         self._council.settled(
             "checkpoints",
@@ -112,6 +109,8 @@ class Session:
                 self._settings.resume, CheckpointDirectory(checkpoint.dir)
             ),
         )
+        self._council.settled("monitors", self._build_monitors)
+        run.watchdog.watch()
         with run.watchdog.phase("start"):
             process_group.join(self._topology, self._council)
             stream, left_out = self._build_stream()
