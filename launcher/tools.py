@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 _MODULES = {
+    "--version": "launcher.versions",
     "doctor": "launcher.doctor",
     "report": "launcher.seeing.report",
     "settings": "launcher.reference.lookup",

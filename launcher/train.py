@@ -47,7 +47,8 @@ def compose(
 ) -> Settings | ConfigError | None:
     """Return the settings that a command line means, or the error that says why it has none.
 
-    None means that Hydra answered the command itself, as it does for --help and --cfg.
+    None means that Hydra answered the command itself, as it does for --cfg; for --help it ends the
+    process.
     """
     launch_directory = Path.cwd()
     composed: list[DictConfig] = []

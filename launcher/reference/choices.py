@@ -30,10 +30,9 @@ class Choice:
 
 
 def groups() -> list[str]:
-    """Return the names of all groups."""
-    return sorted(
-        entry.name for entry in _CONF.iterdir() if entry.is_dir() and entry.name[0] not in "_."
-    )
+    """Return the names of all groups but Hydra's own."""
+    names = [entry.name for entry in _CONF.iterdir() if entry.is_dir()]
+    return sorted(name for name in names if name[0] not in "_." and name != "hydra")
 
 
 @cache

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 import subprocess
 import sys
 import typing
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import tools, train
 from launcher.config import Settings
 from launcher.reference import choices, lookup
 from launcher.reference.entries import COMPONENTS, Entry, sections
@@ -115,6 +118,33 @@ def test_a_type_in_words(hint: object, words: str) -> None:
 def test_a_value_in_words() -> None:
     assert value_in_words([1, True, {"a": None}]) == "[1, true, {a: null}]"
     assert value_in_words("???") == ""
+
+
+def test_the_help_names_every_tool_and_choice_and_settings_that_exist(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        train.compose(["launch=slurm", "--help"], dict(os.environ))
+    said = capfd.readouterr().out
+    assert len(said.splitlines()) < 40, "more than a screen"
+    for name in tools.NAMES:
+        assert f"everstep {name} " in said or name == "--version"
+    told = dict(re.findall(r"^  (\w+)= +(.*)$", said, re.MULTILINE))
+    assert {group: set(names.split()) for group, names in told.items()} == {
+        group: {choice.name for choice in choices.of_group(group)} for group in choices.groups()
+    }
+    groups = "|".join(compose().as_dict())
+    named = set(re.findall(rf"\b(?:{groups})\.[a-z_]+", said))
+    assert named > {"run.name", "launch.ranks"}
+    assert named <= {entry.name for entry in entries()}
+
+
+def test_the_version_is_ours_and_not_hydras(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tools.is_tool(["--version"])
+    assert tools.run(["--version"]) == 0
+    assert {"everstep", "torch"} <= {
+        line.split()[0] for line in capsys.readouterr().out.splitlines()
+    }
 
 
 def test_looking_up(capsys: pytest.CaptureFixture[str]) -> None:
