@@ -23,6 +23,7 @@ from launcher.seeing.report_words import counted
 from launcher.seeing.summary import summarize
 from tests import daemons, tiny_run
 from tests.run_processes import MARK, keepers, trainers
+from tests.seeing.documented import undocumented
 
 KILLS = 3
 _ATTEMPT_SECONDS = 120
@@ -71,6 +72,7 @@ def _start(run: Path) -> subprocess.Popen[bytes]:
 
 def _reported(run: Path) -> None:
     """The morning after, a report shows what happened: kills, and steps that were made twice."""
+    assert undocumented(run) == []
     found = summarize(run)
     assert report.write(found, run / "report") > 0
     page = (run / "report" / report.PAGE_NAME).read_text(encoding="utf-8")

@@ -28,6 +28,7 @@ from tests import daemons, run_processes, tiny_run
 from tests.distributed.ssh_hosts import HOSTS, SshHosts
 from tests.launcher import local_runs
 from tests.launcher.test_config import compose, refusal
+from tests.seeing.documented import undocumented
 from tests.slurm.cluster_job import wait_for
 
 LAUNCHER = (sys.executable, "-m", "launcher")
@@ -307,6 +308,7 @@ def test_15_the_first_configuration_is_kept_and_every_attempt_has_a_record(life:
 def test_all_of_it_gave_the_bits_of_a_run_that_nothing_disturbed(life: Life) -> None:
     assert life.codes[3] == 0, life.said[3]
     assert tiny_run.losses(life.run) == tiny_run.reference_losses()
+    assert undocumented(life.run) == []
 
 
 def test_16_a_sweep_makes_separate_runs_and_goes_on_when_it_is_given_again(

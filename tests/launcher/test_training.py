@@ -11,6 +11,7 @@ import pytest
 
 from tests import tiny_run
 from tests.launcher.local_runs import STEPS, bits, faulty, records, run, start, wait_for_step
+from tests.seeing.documented import undocumented
 from tests.slurm.cluster_job import wait_for
 
 
@@ -42,6 +43,7 @@ def test_a_run_leaves_the_records_that_it_promises(reference: Path) -> None:
     for rank in range(2):
         log = reference / "logs" / "attempt_0000" / f"rank_{rank:05d}.log"
         assert "staged" in log.read_text()
+    assert undocumented(reference) == []
 
 
 def test_the_command_line_sets_the_cadence_and_what_is_kept(
