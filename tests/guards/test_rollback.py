@@ -12,6 +12,7 @@ from engine.protocol.layout import CheckpointDirectory
 from engine.stream import Component, Order, Stream
 from tests.guards.planted import LENGTH, POINTS, Counting
 from tests.launcher.local_runs import bits, records, run
+from tests.monitors.curves import MONITORS, assert_one_curve
 
 pytestmark = pytest.mark.timeout(900)  # many starts, on machines that do other things as well
 
@@ -91,8 +92,9 @@ def test_a_spike_is_gone_back_from_and_its_samples_are_left_out(
     ]
 
     # The window of losses comes from the checkpoint: at once it sees what it saw before.
-    code, said = run(directory, *overrides(), "guard.on_spike=rollback")
+    code, said = run(directory, *overrides(), "guard.on_spike=rollback", MONITORS)
     assert code == 0, said
+    assert_one_curve(directory)
     assert f"goes back to global_step10, and leaves out the samples {FIRST} to {END}" in said
     assert_like(directory, without_the_samples)
     (rolled_back,) = records(directory, "rollbacks.jsonl")
@@ -123,6 +125,7 @@ def test_a_rollback_that_is_killed_again_and_again_is_right_all_the_same(
         directory,
         *overrides(),
         "guard.on_spike=rollback",
+        MONITORS,
         "model._target_=tests.guards.planted.KilledInRollback",
         f"+model.fired={fired}",
         f"launch.max_restarts={len(POINTS)}",
@@ -131,5 +134,6 @@ def test_a_rollback_that_is_killed_again_and_again_is_right_all_the_same(
     assert {path.name for path in fired.iterdir()} == set(POINTS)
     assert code == 0, said
     assert_like(directory, without_the_samples)
+    assert_one_curve(directory)
     lines = (directory / "rollbacks.jsonl").read_text().splitlines()
     assert [json.loads(line)["skip"] for line in lines[1:]] == [[FIRST, END]], "after the torn one"

@@ -8,6 +8,7 @@ from pathlib import Path
 from engine.stream import Component, Stream
 from tests.launcher.audited import SAMPLES, Numbered
 from tests.launcher.test_training import records, run
+from tests.monitors.curves import MONITORS, assert_one_curve
 
 GLOBAL_SIZE = 12
 MICRO_SIZE = 2
@@ -31,6 +32,7 @@ def test_a_run_goes_on_with_other_ranks_and_trains_on_every_sample_once_in_order
         f"batch.micro_size={MICRO_SIZE}",
         f"train.steps={STEPS}",
         "checkpoint.every_steps=4",
+        MONITORS,
     ]
     trained: list[list[int]] = []
     for ranks, until, dies_in in ((2, 8, 10), (3, 12, 15), (1, STEPS, None)):
@@ -54,6 +56,7 @@ def test_a_run_goes_on_with_other_ranks_and_trains_on_every_sample_once_in_order
     assert [a["from_step"] for a in attempts if a["event"] == "start"] == [0, 8, 12]
     resumed = [e for e in records(directory, "events.jsonl") if e["event"] == "resumed"]
     assert [(e["saved_by_ranks"], e["ranks"]) for e in resumed] == [(2, 3), (3, 1)]
+    assert_one_curve(directory)
 
 
 def _batches(audit: Path, ranks: int, per_step: int) -> list[list[int]]:

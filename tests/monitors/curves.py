@@ -13,6 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 FIGURES = ("loss", "lr", "grad_norm", "step_seconds")
 
+MONITORS = "monitor=[tensorboard,csv]"
+"""The override that `assert_one_curve` is about."""
+
 Curve = list[tuple[int, float]]
 
 
@@ -54,10 +57,8 @@ def curves_of(kept: Iterable[Mapping[str, Any]]) -> dict[str, Curve]:
 
 def assert_one_curve(run: Path) -> None:
     """See that both kinds of files show the last word on each step of a run once, in order."""
-    last_word = {
-        line["step"]: line
-        for line in map(json.loads, (run / "metrics.jsonl").open(encoding="utf-8"))
-    }
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    last_word = {line["step"]: line for line in map(json.loads, lines)}
     assert list(last_word) == list(range(1, len(last_word) + 1))
     expected = curves_of(last_word.values())
     in_csv = csv_curves(run / "csv")
