@@ -18,12 +18,11 @@ import numpy
 import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.config import DeepSpeedConfig
-from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from hydra.errors import InstantiationException
-from pydantic import ValidationError
 
 from engine.stream import Component, Stage, Stream, StreamError
 from launcher.config import ScheduleSettings, Settings
+from launcher.deepspeed_refusal import explain_refusal
 from launcher.errors import ConfigError, nearest
 from launcher.monitors import settings as monitors
 
@@ -51,7 +50,7 @@ def deepspeed_config(settings: Settings, world_size: int) -> dict[str, Any]:
         # Without this key, for its arithmetic takes the ranks of a group that may not be there yet.
         DeepSpeedConfig({key: v for key, v in config.items() if key != "train_batch_size"})
     except (ValueError, AssertionError, TypeError) as error:  # pydantic's errors are ValueErrors
-        raise ConfigError(_explain_refusal(error, settings.deepspeed)) from error
+        raise ConfigError(explain_refusal(error, settings.deepspeed)) from error
     return monitors.for_deepspeed(config)
 
 
@@ -231,10 +230,13 @@ def _partitions_itself(section: Mapping[str, Any]) -> bool:
 
 def _check_arguments(section: Mapping[str, Any], path: str) -> None:
     arguments = {key: value for key, value in section.items() if not key.startswith("_")}
+    signature = _signature(section["_target_"], path)
     try:
-        _signature(section["_target_"], path).bind(**arguments)
+        signature.bind(**arguments)
     except TypeError as error:
-        raise ConfigError(f"{path} ({section['_target_']}): {error}") from error
+        unknown = [key for key in arguments if key not in signature.parameters]
+        hint = f". {nearest(unknown[0], signature.parameters)}" if unknown else ""
+        raise ConfigError(f"{path} ({section['_target_']}): {error}{hint}") from error
 
 
 def _signature(target: str, path: str) -> inspect.Signature:
@@ -261,30 +263,3 @@ def _optimizer_section(settings: Settings) -> dict[str, Any]:
 def _offloads_optimizer(settings: Settings) -> bool:
     offload = settings.deepspeed["zero_optimization"].get("offload_optimizer") or {}
     return bool(offload.get("device", "none") != "none")
-
-
-def _explain_refusal(error: Exception, section: Mapping[str, Any]) -> str:
-    """DeepSpeed's sections are pydantic models, whose errors say where in `loc`."""
-    if not isinstance(error, ValidationError):
-        return f"deepspeed: DeepSpeed {deepspeed.__version__} refuses the settings: {error}"
-    lines = []
-    for detail in error.errors():
-        key = ".".join(str(part) for part in detail["loc"])
-        path = _path_to(section, key, "deepspeed")
-        hint = ""
-        if detail["type"] == "extra_forbidden" and path.startswith("deepspeed.zero_optimization."):
-            hint = f" {nearest(key, DeepSpeedZeroConfig.model_fields)}"
-        lines.append(f"{path}={detail['input']!r}: DeepSpeed says: {detail['msg']}.{hint}")
-    return "\n".join(lines)
-
-
-def _path_to(section: Mapping[str, Any], key: str, path: str) -> str:
-    """Return the full name of the deepest part of a section's key that `key` names."""
-    for name, value in section.items():
-        if name == key.split(".", maxsplit=1)[0]:
-            return f"{path}.{key}"
-        if isinstance(value, Mapping):
-            found = _path_to(value, key, f"{path}.{name}")
-            if found.endswith(key):
-                return found
-    return path

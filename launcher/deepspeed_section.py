@@ -1,9 +1,9 @@
 """The `deepspeed` section of the configuration: open, but not careless.
 
-DeepSpeed ignores a top-level key that it does not know, so a typo there changes nothing and says
-nothing. This module knows the keys of one version, and refuses what else there is: unknown keys,
-keys that other settings decide, `"auto"` (which only integrations resolve), and features whose
-state a checkpoint could not hold.
+DeepSpeed ignores a key that it does not know at the top, and in sections that it reads key by key,
+so a typo there changes nothing and says nothing. This module knows the keys of one version, and
+refuses what else there is: unknown keys, keys that other settings decide, `"auto"` (which only
+integrations resolve), and features whose state a checkpoint could not hold.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -61,6 +61,45 @@ KNOWN_KEYS = frozenset(
         "zero_optimization",
     }
 )
+
+KNOWN_KEYS_OF_SECTIONS = {
+    "activation_checkpointing": frozenset(
+        {
+            "contiguous_memory_optimization",
+            "cpu_checkpointing",
+            "number_checkpoints",
+            "partition_activations",
+            "profile",
+            "synchronize_checkpoint_boundary",
+        }
+    ),
+    "aio": frozenset(
+        {
+            "block_size",
+            "intra_op_parallelism",
+            "overlap_events",
+            "queue_depth",
+            "single_submit",
+            "use_gds",
+        }
+    ),
+    "data_types": frozenset(
+        {"buffer_dtype", "grad_accum_dtype", "keep_in_fp32_modules", "param_dtype"}
+    ),
+    "flops_profiler": frozenset(
+        {
+            "detailed",
+            "enabled",
+            "module_depth",
+            "output_file",
+            "profile_step",
+            "recompute_fwd_factor",
+            "top_modules",
+        }
+    ),
+    "torch_autocast": frozenset({"dtype", "enabled", "lower_precision_safe_modules"}),
+}
+"""Of the sections that DeepSpeed reads key by key. The others refuse what they do not know."""
 
 DERIVED_KEYS = {
     "train_batch_size": "batch.global_size",
@@ -128,8 +167,11 @@ def check(section: Mapping[str, Any]) -> None:
                 f'{path}="auto" is resolved by Hugging Face integrations only, and none is at '
                 f"work here: give a value, or remove it with ~{path}."
             )
-    for key in section:
+    for key, value in section.items():
         _check_key(key)
+        if key in KNOWN_KEYS_OF_SECTIONS and isinstance(value, Mapping):
+            for inner in value:
+                _refuse_unknown(f"{key}.{inner}", inner, KNOWN_KEYS_OF_SECTIONS[key])
     _check_precision(section)
     monitors.check(section)
     zero = section.get("zero_optimization", {})
@@ -146,10 +188,14 @@ def _check_key(key: str) -> None:
         )
     if key in REFUSED_KEYS:
         raise ConfigError(f"deepspeed.{key} is not supported: {REFUSED_KEYS[key]}.")
-    if key not in KNOWN_KEYS:
+    _refuse_unknown(key, key, KNOWN_KEYS)
+
+
+def _refuse_unknown(path: str, key: str, known: frozenset[str]) -> None:
+    if key not in known:
         raise ConfigError(
-            f"deepspeed.{key}: DeepSpeed {KEYS_OF_VERSION} knows no such key and would ignore it. "
-            f"{nearest(key, KNOWN_KEYS)}"
+            f"deepspeed.{path}: DeepSpeed {KEYS_OF_VERSION} knows no such key and would ignore it. "
+            f"{nearest(key, known)}"
         )
 
 

@@ -46,7 +46,10 @@ def test_the_default_model_can_be_made() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["+data.components.sources.windows=3"], r"data.components.sources .*windows"),
+        (
+            ["+data.components.sources.seq_length=3"],
+            r"data.components.sources .*seq_length.*Did you mean 'seq_len'",
+        ),
         (["data.components.sources.seq_len=0"], r"data.components.sources .*seq_len"),
         (
             ["data=tokens", "data.components.tokens.path=/no/such/file"],
@@ -72,7 +75,12 @@ def test_data_that_cannot_be_used_are_named(overrides: list[str], message: str) 
             "deepspeed.zero_optimization.sub_group_size='many'",
             "integer",
         ),
-        (["deepspeed.bf16.enable=true"], "deepspeed.bf16.enable=True", "not permitted"),
+        (["deepspeed.bf16.enable=true"], "deepspeed.bf16.enable=True", "'enabled'"),
+        (
+            ["deepspeed.zero_optimization.offload_optimizer.devise=cpu"],
+            "deepspeed.zero_optimization.offload_optimizer.devise='cpu'",
+            "'device'",
+        ),
     ],
 )
 def test_what_deepspeed_refuses_is_named_in_full(

@@ -180,6 +180,10 @@ def test_a_mistake_is_answered_in_one_message_that_names_it(
     ("arguments", "parts"),
     [
         (["deepspeed.gradient_clippin=1.0"], ["deepspeed.gradient_clippin", "gradient_clipping"]),
+        (
+            ["deepspeed.activation_checkpointing.partition_activation=true"],
+            ["activation_checkpointing.partition_activation", "'partition_activations'"],
+        ),
         (["deepspeed.train_batch_size=4"], ["derived", "batch.global_size"]),
         (["deepspeed.optimizer.type=Adam"], ["derived", "optimizer.type"]),
         (["deepspeed.bf16.enabled=auto"], ['deepspeed.bf16.enabled="auto"']),
