@@ -121,9 +121,8 @@ class Settings:
     checkpoint: CheckpointSettings
     """When the run saves, where to, what is kept, and what is done when a save fails."""
     guard: GuardSettings
-    """What of a loss or a gradient norm is an alarm, and what follows one. `warn` goes on, `stop`
-    ends the run without a save, `rollback` goes back to the last checkpoint before it and leaves
-    out the samples."""
+    """What is an alarm, and what follows one. `warn` goes on, `stop` ends the run without a save,
+    `rollback` goes back to the last checkpoint before it and leaves out the samples."""
     data: DataSettings
     """What is trained on, in which shares and which order."""
     model: Mapping[str, Any]
