@@ -20,6 +20,7 @@ bench: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.benchmarks.resuming --json build/resuming.json
 	$(BIN)/python -m tests.benchmarks.streaming
 	$(BIN)/python -m tests.benchmarks.starting
+	$(BIN)/python -m tests.benchmarks.seeing
 	$(BIN)/python -m tests.benchmarks.exporting --json build/exporting.json
 	$(BIN)/python -m tests.benchmarks.surviving --json build/surviving.json
 
