@@ -113,7 +113,7 @@ def main() -> None:
         (
             "status / json.loads",
             status["seconds"] / loads["seconds"],
-            1.5,
+            2.0,
             "what is kept of a line",
         ),
     )

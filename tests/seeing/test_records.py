@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from launcher.seeing.timeline import attempts_of
 from tests.seeing.run_records import BEGINNING, Writer, known_run
 
 REPOSITORY = Path(__file__).parents[2]
+STEPS = 10_000
 RECORD = b'{"event": "staged"}\n'
 
 
@@ -89,31 +91,45 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     assert records.runs_in(tmp_path) == [tmp_path], "a run, although nothing of it can be read"
 
 
-def test_a_glance_at_a_million_steps_shows_how_long_each_attempt_lived(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three attempts that were killed, of which only their steps tell that they lived."""
-    run = Writer(tmp_path)
-    steps = 30_000
-    with open(tmp_path / "metrics.jsonl", "wb") as file:
+    run = Writer(tmp_path_factory.mktemp("long") / "run")
+    with open(run.path / "metrics.jsonl", "wb") as file:
         for number in range(3):
-            run.bring_up(number, number * steps)
-            run.start(number, number * steps, from_step=0)
-            for row in range(1, steps + 1):
-                at = run.time(number * steps + row)
+            run.bring_up(number, number * STEPS)
+            run.start(number, number * STEPS, from_step=0)
+            for row in range(1, STEPS + 1):
+                at = run.time(number * STEPS + row)
                 file.write(
                     b'{"time": "%s", "attempt": %d, "step": %d, "loss": 1.0, "step_seconds": 1.0}\n'
                     % (at.encode(), number, row)
                 )
-    found = records.read(tmp_path, at_a_glance=True)
+    return run.path
+
+
+def test_steps_are_held_as_columns(long_run: Path) -> None:
+    """A dict for each would take 1,400 bytes, so that a million steps would take 1.5 GB."""
+    tracemalloc.start()
+    attempts = attempts_of(records.read(long_run))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sum(len(attempt.steps) for attempt in attempts) == 3 * STEPS
+    assert peak < 3 * STEPS * 100 + (4 << 20)
+
+
+def test_a_glance_shows_how_long_each_attempt_lived(long_run: Path) -> None:
+    found = records.read(long_run, at_a_glance=True)
     assert found.notes == ["events.jsonl: No such file or directory"]
     attempts = attempts_of(found)
     assert sum(len(attempt.steps) for attempt in attempts) < 10_000
     for attempt in attempts:
         assert attempt.span is not None
         assert attempt.number is not None
-        began = BEGINNING.timestamp() + attempt.number * steps
+        began = BEGINNING.timestamp() + attempt.number * STEPS
         assert attempt.span[0] == began
-        assert 0 <= began + steps - attempt.span[1] < 3 * steps / 4000
-    assert attempts[-1].last_step == steps, "the newest line is always read"
+        assert 0 <= began + STEPS - attempt.span[1] < 3 * STEPS / 4000
+    assert attempts[-1].last_step == STEPS, "the newest line is always read"
 
 
 def test_a_newer_version_is_read_and_said(tmp_path: Path) -> None:
