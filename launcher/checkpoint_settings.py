@@ -11,6 +11,8 @@ _LEAST_LEASE_SECONDS = 45
 
 @dataclass(frozen=True)
 class KeepBestSettings:
+    """Which checkpoints are the best ones."""
+
     metric: Literal["loss"]
     """The mean over the global batch of the step that the save follows."""
     mode: Literal["min", "max"]
@@ -24,6 +26,8 @@ class KeepBestSettings:
 
 @dataclass(frozen=True)
 class AutoSettings:
+    """What the plan of `checkpoint=auto` is told; the rest it measures."""
+
     mtbf_hours: float | None
     """Mean time between failures of the whole run; null estimates it from the run's attempts."""
 
@@ -36,6 +40,8 @@ class AutoSettings:
 
 @dataclass(frozen=True)
 class CheckpointSettings:
+    """The `checkpoint` section."""
+
     dir: str
     """Where committed checkpoints are. It may be on another file system than the run, which all
     nodes share."""

@@ -30,6 +30,8 @@ _PATHS = ("path", "init_from")  # in open sections, those of a component and of 
 
 @dataclass(frozen=True)
 class RunSettings:
+    """The `run` section."""
+
     name: str
     """Names the run; the same name continues the same run."""
     dir: str
@@ -43,6 +45,8 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class TrainSettings:
+    """The `train` section."""
+
     steps: int
     """The run is complete after this many optimizer steps."""
 
@@ -52,6 +56,8 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class BatchSettings:
+    """The `batch` section."""
+
     global_size: int
     """Samples per step over all ranks; it does not change with the number of ranks."""
     micro_size: int
@@ -64,6 +70,8 @@ class BatchSettings:
 
 @dataclass(frozen=True)
 class OptimizerSettings:
+    """The `optimizer` section."""
+
     type: str
     """A DeepSpeed optimizer, or the name of a class in torch.optim."""
     lr: float
@@ -87,6 +95,8 @@ class OptimizerSettings:
 
 @dataclass(frozen=True)
 class ScheduleSettings:
+    """The `schedule` section."""
+
     warmup_steps: int
     """The learning rate rises linearly over this many steps; 0 starts at its full value."""
     decay: Literal["cosine", "none"]

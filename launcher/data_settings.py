@@ -10,6 +10,8 @@ from launcher.schema import at_least, require
 
 @dataclass(frozen=True)
 class StageSettings:
+    """Weights of the components from one sample on."""
+
     from_sample: int
     """The first global index that is drawn with these weights."""
     weights: Mapping[str, float]
@@ -23,6 +25,8 @@ class StageSettings:
 
 @dataclass(frozen=True)
 class DataSettings:
+    """The `data` section."""
+
     components: Mapping[str, Mapping[str, Any]]
     """The data sets, by names of your own: `_target_` (any map-style data set), `weight` (its share
     of the samples), `epochs` (how often each of its samples may be drawn; null or left out for no

@@ -147,6 +147,7 @@ class StepLoop:
 
     @property
     def has_staged_its_position(self) -> bool:
+        """Whether the step that the loop stands at is in a save, committed or not."""
         return self._staged_step == self.position.step
 
     def _step(self) -> Edge:

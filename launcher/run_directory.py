@@ -74,6 +74,7 @@ class JsonLines:
         return records
 
     def close(self) -> None:
+        """Close the file; a later record opens it again."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -147,5 +148,6 @@ class RunDirectory:
         return self.path / "logs" / f"attempt_{attempt:04d}"
 
     def close(self) -> None:
+        """Close all files; a later record opens its file again."""
         for lines in (self.attempts, self.metrics, self.events, self.rollbacks):
             lines.close()

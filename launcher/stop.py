@@ -51,6 +51,7 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
+        """Whether this rank was asked to stop, by a signal or by `ask`."""
         return self.cause is not None
 
     def _note(self, number: int, frame: FrameType | None) -> None:

@@ -25,6 +25,7 @@ class SignalQueue:
             signal.signal(number, lambda *_: None)  # without a handler no byte is written
 
     def unblock(self) -> None:
+        """Let in the signals that the process blocked until now, those that came meanwhile too."""
         signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)
 
     def take(self) -> list[signal.Signals]:

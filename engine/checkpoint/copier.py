@@ -63,6 +63,7 @@ class DirectCopier:
     def issue(
         self, image: Image, tensors: Sequence[torch.Tensor], runs: Sequence[Run], first_whole: int
     ) -> None:
+        """Copy everything; returns when it is in the image."""
         sources = [_bytes_of(tensor) for tensor in tensors]
         arrays = [source.numpy() if source.is_cpu else None for source in sources]
         target = image.bytes.numpy()
@@ -88,9 +89,11 @@ class Event(Protocol):
 class Streams(Protocol):
     """What `StreamCopier` needs of an accelerator."""
 
-    def pin(self, image: Image) -> None: ...
+    def pin(self, image: Image) -> None:
+        """See `Copier.pin`."""
 
-    def unpin(self, image: Image) -> None: ...
+    def unpin(self, image: Image) -> None:
+        """See `Copier.unpin`."""
 
     def begin(self) -> None:
         """Let the side stream wait for all that was issued on the current one."""
@@ -117,6 +120,10 @@ class StreamCopier:
     def issue(
         self, image: Image, tensors: Sequence[torch.Tensor], runs: Sequence[Run], first_whole: int
     ) -> None:
+        """Issue the copies behind all that the current stream has been given; see `Copier.issue`.
+
+        Nothing waits for those on the side stream; the others are blocking copies.
+        """
         sources = [_bytes_of(tensor) for tensor in tensors]
         self._streams.begin()
         for run in runs:
@@ -130,6 +137,7 @@ class StreamCopier:
         self._event = self._streams.record()
 
     def finish(self) -> None:
+        """Wait for the side stream, and let go of the tensors."""
         if self._event is not None:
             self._event.synchronize()
             self._event, self._kept = None, []
@@ -154,18 +162,22 @@ class CudaStreams:
         self._pinned.add(image.descriptor)
 
     def unpin(self, image: Image) -> None:
+        """Take the mapping out of CUDA's register, if `pin` has put it there."""
         if image.descriptor in self._pinned:
             self._pinned.remove(image.descriptor)
             torch.cuda.cudart().cudaHostUnregister(image.bytes.data_ptr())
 
     def begin(self) -> None:
+        """See `Streams.begin`: the GPU waits, and not the host."""
         self._side.wait_stream(torch.cuda.current_stream(self._device))
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Issue a copy from GPU memory to pinned host memory; does not block."""
         with torch.cuda.stream(self._side):
             target.copy_(source, non_blocking=True)
 
     def record(self) -> Event:
+        """See `Streams.record`."""
         event: Event = self._side.record_event()
         return event
 

@@ -38,45 +38,53 @@ class Fields:
                 raise FormatError(f"{what}: the field {self._at(name)} is not in the format")
 
     def anything(self, name: str) -> JSON:
+        """Return a field as it was read, unchecked: the caller looks at it."""
         return self._fields[name]
 
     def integer(self, name: str, minimum: int = 0, maximum: int = 2**63 - 1) -> int:
+        """Return an integer from `minimum` to `maximum`; true and false, and 1.0, are none."""
         value = self._fields[name]
         if type(value) is not int or not minimum <= value <= maximum:
             raise self.error(name, f"an integer from {minimum} to {maximum}")
         return value
 
     def boolean(self, name: str) -> bool:
+        """Return true or false; 0 and 1 are neither."""
         value = self._fields[name]
         if not isinstance(value, bool):
             raise self.error(name, "true or false")
         return value
 
     def seconds(self, name: str) -> float:
+        """Return a finite duration in seconds, 0 or more."""
         value = self._fields[name]
         if type(value) not in (int, float) or not 0 <= value < _MAX_SECONDS:
             raise self.error(name, "a number of seconds, 0 or more")
         return float(value)
 
     def string(self, name: str, pattern: re.Pattern[str] | None = None) -> str:
+        """Return a string, all of which matches the pattern where one is given."""
         value = self._fields[name]
         if not isinstance(value, str) or (pattern and not pattern.fullmatch(value)):
             raise self.error(name, f"a string like {pattern.pattern}" if pattern else "a string")
         return value
 
     def strings(self, name: str) -> tuple[str, ...]:
+        """Return a list of strings."""
         values = self.array(name)
         if not all(isinstance(value, str) for value in values):
             raise self.error(name, "a list of strings")
         return tuple(values)
 
     def dtype(self, name: str) -> str:
+        """Return a dtype by its name in safetensors: ``BF16``."""
         value = self._fields[name]
         if not isinstance(value, str) or value not in ITEMSIZE:
             raise self.error(name, f"one of {', '.join(ITEMSIZE)}")
         return value
 
     def save_id(self, name: str) -> str:
+        """Return a save id as it was written; it is one that `SaveId.parse` reads."""
         value = self.string(name)
         try:
             names.SaveId.parse(value)
@@ -85,12 +93,14 @@ class Fields:
         return value
 
     def array(self, name: str) -> list[JSON]:
+        """Return a list whose items the caller looks at."""
         value = self._fields[name]
         if not isinstance(value, list):
             raise self.error(name, "a list")
         return value
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """Return the sizes of a tensor, of any rank; none negative."""
         sizes = self.array(name)
         if not all(type(size) is int and 0 <= size < 2**63 for size in sizes):
             raise self.error(name, "a list of integers, 0 or more")

@@ -41,6 +41,7 @@ class ShardRecord:
     digest: str
 
     def to_json(self) -> dict[str, JSON]:
+        """Return the fields, as `from_json` reads them."""
         return {name: getattr(self, name) for name in _SHARD_FIELDS}
 
     @classmethod

@@ -34,6 +34,7 @@ class Parameter:
     aliases: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, JSON]:
+        """Return the object that `from_json` reads."""
         return {
             "name": self.name,
             "shape": list(self.shape),
@@ -46,6 +47,10 @@ class Parameter:
 
     @classmethod
     def from_json(cls, value: JSON, what: str, path: str, groups: int) -> "Parameter":
+        """Read a parameter; its group must be below `groups`, the number of param groups.
+
+        `what` and `path` say in a FormatError where the object stands: see `Fields`.
+        """
         fields = Fields(value, what, path, _PARAMETER_FIELDS)
         trainable = fields.boolean("trainable")
         if not trainable:
@@ -79,10 +84,12 @@ class Base:
     digests: tuple[str, ...]
 
     def to_json(self) -> dict[str, JSON]:
+        """Return the object that `from_json` reads."""
         return {"name": self.name, "digests": list(self.digests)}
 
     @classmethod
     def from_json(cls, value: JSON, what: str, frozen: int) -> "Base":
+        """Read it; raises FormatError unless each of the `frozen` parameters has a digest."""
         fields = Fields(value, what, "base", ("name", "digests"))
         name = fields.anything("name")
         digests = fields.strings("digests")
@@ -108,10 +115,12 @@ class StateKey:
     parameters: tuple[Range, ...]
 
     def to_json(self) -> dict[str, JSON]:
+        """Return the object that `from_json` reads."""
         return {"key": self.key, "dtype": self.dtype, "parameters": lists_of(self.parameters)}
 
     @classmethod
     def from_json(cls, value: JSON, what: str, path: str, parameters: int) -> "StateKey":
+        """Read it; its ranges must lie within the number of `parameters`. Raises FormatError."""
         fields = Fields(value, what, path, ("key", "dtype", "parameters"))
         key = fields.string("key")
         if key in RESERVED_KINDS or "/" in key or not key:
@@ -135,6 +144,10 @@ class ScalarRun:
     values: JSON
 
     def to_json(self) -> dict[str, JSON]:
+        """Return the object that `Optimizer.from_json` reads.
+
+        Raises FormatError if a value is not JSON.
+        """
         return {
             "parameters": list(self.parameters),
             "values": sealed.require_json(self.values, "scalars"),
@@ -155,6 +168,7 @@ class Optimizer:
     scalars: tuple[ScalarRun, ...]
 
     def to_json(self) -> dict[str, JSON]:
+        """Return the object that `from_json` reads. Raises FormatError if it is not JSON."""
         return {
             "kind": self.kind,
             "state_keys": [key.to_json() for key in self.state_keys],
@@ -163,6 +177,10 @@ class Optimizer:
 
     @classmethod
     def from_json(cls, value: JSON, what: str, parameters: int) -> "Optimizer":
+        """Read it; all its ranges must lie within the number of `parameters`.
+
+        Raises FormatError, also where a parameter would have a state key or scalars twice.
+        """
         fields = Fields(value, what, "optimizer", ("kind", "state_keys", "scalars"))
         keys = [
             StateKey.from_json(item, what, f"optimizer.state_keys[{i}]", parameters)

@@ -43,14 +43,17 @@ class CheckpointDirectory:
 
     @property
     def attempts(self) -> str:
+        """Path of the directory with one directory for each attempt."""
         return os.path.join(self.root, _ATTEMPTS)
 
     @property
     def strays(self) -> str:
+        """Path of the directory with committed tags off the line of history."""
         return os.path.join(self.root, _STRAY)
 
     @property
     def latest(self) -> str:
+        """Path of the file with the newest committed tag, for people."""
         return os.path.join(self.root, LATEST)
 
     def tag(self, tag: str) -> str:
@@ -63,6 +66,7 @@ class CheckpointDirectory:
 
     @property
     def local_saves(self) -> str:
+        """Path of the directory with the saves that are committed in the local tier."""
         return os.path.join(self.root, _LOCAL)
 
     def local_save(self, tag: str, save_id: str) -> str:
@@ -83,22 +87,27 @@ class AttemptDirectory:
 
     @property
     def owner(self) -> str:
+        """Path of the file that says who runs the attempt."""
         return os.path.join(self.path, OWNER)
 
     @property
     def start(self) -> str:
+        """Path of the file that says which checkpoint the attempt descends from."""
         return os.path.join(self.path, START)
 
     @property
     def open(self) -> str:
+        """Path of the directory with the saves under way; it is there while the attempt lasts."""
         return os.path.join(self.path, OPEN)
 
     @property
     def closed(self) -> str:
+        """Path of that directory once the attempt is over."""
         return os.path.join(self.path, CLOSED)
 
     @property
     def trash(self) -> str:
+        """Path of the directory for what is about to be removed, while the attempt is open."""
         return os.path.join(self.path, OPEN, TRASH)
 
     def save(self, save_directory: str) -> str:

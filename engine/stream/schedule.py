@@ -64,6 +64,7 @@ class Segment:
 
     @property
     def mixture(self) -> Mixture:
+        """The mixture of these slots; its index 0 is at `begin`."""
         return _mixture_of(self.slots)
 
     def counts(self, global_index: int) -> tuple[int, ...]:

@@ -13,6 +13,8 @@ _LEAST_WINDOW_STEPS = 8
 
 @dataclass(frozen=True)
 class GuardSettings:
+    """The `guard` section."""
+
     on_nonfinite: Action
     """A loss or a gradient norm that is no finite number. DeepSpeed leaves out the step of such a
     norm; under fp16 that is how the loss scale is found, and no alarm."""
