@@ -13,6 +13,7 @@ from engine.stream import Component, Order, Stream
 from tests.guards.planted import LENGTH, POINTS, Counting
 from tests.launcher.local_runs import bits, records, run
 from tests.monitors.curves import MONITORS, assert_one_curve
+from tests.seeing.documented import undocumented
 
 pytestmark = pytest.mark.timeout(900)  # many starts, on machines that do other things as well
 
@@ -95,6 +96,7 @@ def test_a_spike_is_gone_back_from_and_its_samples_are_left_out(
     code, said = run(directory, *overrides(), "guard.on_spike=rollback", MONITORS)
     assert code == 0, said
     assert_one_curve(directory)
+    assert undocumented(directory) == []
     assert f"goes back to global_step10, and leaves out the samples {FIRST} to {END}" in said
     assert_like(directory, without_the_samples)
     (rolled_back,) = records(directory, "rollbacks.jsonl")

@@ -9,6 +9,7 @@ from engine.stream import Component, Stream
 from tests.launcher.audited import SAMPLES, Numbered
 from tests.launcher.test_training import records, run
 from tests.monitors.curves import MONITORS, assert_one_curve
+from tests.seeing.documented import undocumented
 
 GLOBAL_SIZE = 12
 MICRO_SIZE = 2
@@ -57,6 +58,7 @@ def test_a_run_goes_on_with_other_ranks_and_trains_on_every_sample_once_in_order
     resumed = [e for e in records(directory, "events.jsonl") if e["event"] == "resumed"]
     assert [(e["saved_by_ranks"], e["ranks"]) for e in resumed] == [(2, 3), (3, 1)]
     assert_one_curve(directory)
+    assert undocumented(directory) == []
 
 
 def _batches(audit: Path, ranks: int, per_step: int) -> list[list[int]]:
