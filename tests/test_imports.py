@@ -107,7 +107,7 @@ def test_no_pickle() -> None:
         ("engine.__main__", "torch deepspeed hydra transformers"),
         ("engine.checkpoint.writer", "torch deepspeed hydra numpy"),
         ("launcher.__main__ launcher.keeper launcher.keep", "torch deepspeed hydra numpy"),
-        ("launcher.train launcher.spawn launcher.config", "torch deepspeed"),
+        ("launcher.train launcher.spawn launcher.reference.lookup", "torch deepspeed"),
         (
             "launcher.start launcher.sweep launcher.doctor launcher.launch_slurm",
             "torch deepspeed",

@@ -18,8 +18,8 @@ _NAMES = {int: "whole number", float: "number", str: "text", bool: "`true` or `f
 
 
 def meanings_of(kind: type) -> dict[str, str]:
-    """Return the text under each field of a dataclass, on one line; fields without are left out."""
-    found = {}
+    """Return the text under each field of a dataclass, on one line; empty where there is none."""
+    found = {field.name: "" for field in dataclasses.fields(kind)}
     for owner in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(owner):
             continue
