@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         UnfaithfulSaveError,
     )
     from engine.checkpoint.options import CheckpointOptions
+    from engine.checkpoint.under_way import UnderWay
     from engine.checkpointer import Checkpointer, ResumedState
     from engine.exchange.errors import ExchangeError
     from engine.protocol.acquire import Lease, RunHeldError, UnsuitableDirectoryError
@@ -42,6 +43,7 @@ _WHERE = {
     "ResumeError": "engine.resume.errors",
     "ResumedState": "engine.checkpointer",
     "RunHeldError": "engine.protocol.acquire",
+    "UnderWay": "engine.checkpoint.under_way",
     "UnfaithfulSaveError": "engine.checkpoint.errors",
     "UnsuitableDirectoryError": "engine.protocol.acquire",
     "attach": "engine.bring_up",
@@ -62,6 +64,7 @@ __all__ = [
     "ResumeError",
     "ResumedState",
     "RunHeldError",
+    "UnderWay",
     "UnfaithfulSaveError",
     "UnsuitableDirectoryError",
     "attach",

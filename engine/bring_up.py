@@ -18,6 +18,7 @@ from engine.checkpoint.errors import CheckpointError, RefusedError
 from engine.checkpoint.options import CheckpointOptions
 from engine.checkpoint.saver import Saver
 from engine.checkpoint.session import Session
+from engine.checkpoint.under_way import UnderWay
 from engine.checkpoint.writer import WriterConfig
 from engine.checkpoint.writer_link import WriterLink, WriterStartError
 from engine.checkpoint.zero3 import Layout
@@ -42,6 +43,7 @@ def attach(
     options: CheckpointOptions = CheckpointOptions(),  # noqa: B008  # frozen: shared safely
     *,
     on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    on_progress: Callable[[UnderWay], None] | None = None,
     fingerprint: Any = None,
     keeper_fd: int | None = None,
     environment: Mapping[str, str] | None = None,
@@ -55,6 +57,9 @@ def attach(
         ds_engine: a DeepSpeed ZeRO-3 engine; its checkpoint engine is replaced.
         directory: made if it is not there; shared by all ranks.
         on_event: called on the training thread with a dict for each thing that happens to a save.
+        on_progress: called on the training thread with how far this rank is with a checkpoint: at
+            each `poll`, once a second while a call waits, and for every few megabytes that
+            `resume` reads.
         fingerprint: identity of the data, JSON; stored with every save.
         keeper_fd: a pipe end for the writer to hold for as long as it lives; told, by a line, which
             sign to leave for a rank whose processes were all killed. By default the one of
@@ -102,8 +107,9 @@ def attach(
         agreement,
         None if local_run is None else LocalDisk(local_run, agreement.rank, agreement.world_size),
         on_event,
+        on_progress,
     )
-    saver = Saver(link, agreement.rank, layout, copier, on_event)
+    saver = Saver(link, agreement.rank, layout, copier, on_event, on_progress)
     if copier.overlaps:
         checkpoint_engine.before_step = saver.finish_copy
     return Checkpointer(session, saver, options, fingerprint)

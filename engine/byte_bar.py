@@ -40,12 +40,12 @@ class ByteBar:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._what = what
+        self.what = what
+        self.done_bytes = 0
         self._total_bytes = total_bytes
         self._stream = stream or sys.stderr
         self._quiet = quiet
         self._clock = clock
-        self._done_bytes = 0
         self._line_at = clock()
         self._bar: Any = None
         if on_terminal and not quiet:
@@ -70,7 +70,7 @@ class ByteBar:
 
     def name(self, what: str) -> None:
         """Say what is being worked on from now on."""
-        self._what = what
+        self.what = what
         if self._bar is not None:
             self._bar.set_description(what)
 
@@ -83,12 +83,12 @@ class ByteBar:
 
     def advance(self, count: int) -> None:
         """Add the bytes that were done since the last call."""
-        self._done_bytes += count
+        self.done_bytes += count
         if self._bar is not None:
             self._bar.update(count)
         elif not self._quiet and self._clock() - self._line_at >= LINE_EVERY_SECONDS:
             self._line_at = self._clock()
-            print(f"{self._what}: {self._far()}", file=self._stream, flush=True)
+            print(f"{self.what}: {self._far()}", file=self._stream, flush=True)
 
     def say(self, text: str, stream: TextIO) -> None:
         """Write a line to `stream`, which may be the terminal that the bar is on."""
@@ -105,6 +105,6 @@ class ByteBar:
 
     def _far(self) -> str:
         if not self._total_bytes:
-            return size_text(self._done_bytes)
-        share = min(self._done_bytes / self._total_bytes, 1.0)
+            return size_text(self.done_bytes)
+        share = min(self.done_bytes / self._total_bytes, 1.0)
         return f"{share:.0%} of {size_text(self._total_bytes)}"

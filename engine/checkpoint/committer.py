@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.checkpoint.local_committer import LocalCommitter
+from engine.checkpoint.under_way import Tally
 from engine.checkpoint.weights_before import WeightsBefore
 from engine.format import names
 from engine.format.errors import FormatError
@@ -62,6 +63,7 @@ class Committer:
         keep: Retention,
         deadline_seconds: float,
         tell: Callable[..., None],
+        tally: Tally,
         log: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -73,6 +75,7 @@ class Committer:
         self._keep = keep
         self._deadline_seconds = deadline_seconds
         self._tell = tell
+        self._tally = tally
         self._log = log
         self._clock = clock
         self._local = LocalCommitter(directory, attempt, world_size, tell, log, clock)
@@ -133,6 +136,8 @@ class Committer:
         path = self._attempt.save(save.name)
         listed = files.fresh_listing(path)
         missing = commit.missing_receipts(listed, self._world_size)
+        there = self._world_size - len(missing)
+        self._tally.waiting(save.save_id, there, self._world_size)
         if listed and not missing and save.failure is None:
             self._commit(save, path)
             return True
@@ -187,6 +192,7 @@ class Committer:
             )
         self._log(f"{save.save_id}: {outcome.value}")
         del self._pending[save.name]
+        self._tally.settled(save.save_id)
         seconds = self._clock() - save.sealed_at
         if outcome in (Published.DONE, Published.ALREADY):
             size = sum(receipt.size_bytes for receipt in receipts or ())
@@ -242,6 +248,7 @@ class Committer:
         """Take a save back as a whole; nothing happens where a newer attempt has taken over."""
         self._log(f"{save_id}: abandoned: {reason}")
         self._pending.pop(name, None)
+        self._tally.settled(save_id)
         try:
             self._discard(name)
             self._discard(names.local_receipts_directory(name))

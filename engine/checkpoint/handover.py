@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.checkpoint.errors import CheckpointError
+from engine.checkpoint.under_way import UnderWay
 from engine.checkpoint.writer_link import Seal, WriterLink, WriterStartError
 from engine.format.names import SaveId, step_of
 
@@ -50,10 +51,17 @@ class _Unsettled:
 class Handover:
     """Unsettled saves of one rank, and its writer."""
 
-    def __init__(self, link: WriterLink, rank: int, on_event: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        link: WriterLink,
+        rank: int,
+        on_event: Callable[[Event], None],
+        on_progress: Callable[[UnderWay], None] | None = None,
+    ) -> None:
         self._link = link
         self._rank = rank
         self._on_event = on_event
+        self._on_progress = on_progress
         self._unsettled: dict[str, _Unsettled] = {}
         self._writer_missing = False
         self.failures_in_a_row = 0
@@ -112,6 +120,10 @@ class Handover:
             self._restart_writer("it said nothing for too long: it was stopped, or hung; killed")
         elif not self._link.alive and (self._unsettled or not self._writer_missing):
             self._restart_writer("it has died")
+        if self._on_progress is not None:
+            for one in self._link.under_way:
+                if one.save_id in self._unsettled:
+                    self._on_progress(one)
 
     def settle(self, timeout_seconds: float) -> bool:
         """Block until every sealed save is settled; False if the time ran out."""

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from engine.checkpoint.part import FileSource, SealedSave
 from engine.checkpoint.persist import RateLimit, persist
+from engine.checkpoint.under_way import Tally
 from engine.format import names
 from engine.format.manifest import Receipt
 from engine.format.names import SaveId
@@ -28,11 +29,13 @@ class LocalTier:
         disk: LocalDisk,
         directory: CheckpointDirectory,
         attempt: AttemptDirectory,
+        tally: Tally,
         log: Callable[[str], None],
     ) -> None:
         self._disk = disk
         self._directory = directory
         self._attempt = attempt
+        self._tally = tally
         self._log = log
         self.root = disk.root
         self._receipt_name = names.receipt_name(disk.rank, disk.world_size)
@@ -52,14 +55,16 @@ class LocalTier:
             self._remove(sealed)  # a writer before this one died while writing
             os.makedirs(directory, exist_ok=True)
             # Not under the rate limit: that is there for the disk that others share.
-            written = persist(
-                image,
-                sealed.size_bytes,
-                sealed.data_offset,
-                path,
-                RateLimit(None),
-                sealed.weights,
-            )
+            counting = self._tally.writing("save_locally", sealed.save_id, sealed.size_bytes)
+            with counting as count:
+                written = persist(
+                    image,
+                    sealed.size_bytes,
+                    sealed.data_offset,
+                    path,
+                    RateLimit(None, count),
+                    sealed.weights,
+                )
             files.fsync_directory(directory)
             files.fsync_directory(self._disk.root)
             self._give_receipt(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from engine.checkpoint.persist import Persisted, RateLimit, Spans, copy, persist
+from engine.checkpoint.under_way import Tally
 from engine.format import names
 from engine.format.errors import DamagedError, FormatError
 from engine.format.manifest import Receipt
@@ -113,12 +114,14 @@ class Parts:
         rank: int,
         world_size: int,
         bytes_per_second: float | None,
+        tally: Tally,
         log: Callable[[str], None],
     ) -> None:
         self._attempt = attempt
         self._rank = rank
         self._world_size = world_size
         self._bytes_per_second = bytes_per_second
+        self._tally = tally
         self._log = log
         self._shard = names.shard_name(rank, world_size)
         self._receipt = names.receipt_name(rank, world_size)
@@ -150,7 +153,8 @@ class Parts:
         shard = os.path.join(save, self._shard)
         if self._shard in listed:
             os.unlink(shard)  # ... or died while writing
-        written = source.write(sealed, shard, RateLimit(self._bytes_per_second))
+        with self._tally.writing("save", sealed.save_id, sealed.size_bytes) as count:
+            written = source.write(sealed, shard, RateLimit(self._bytes_per_second, count))
         files.fsync_directory(save)
         seconds = time.monotonic() - started
         receipt = sealed.receipt(self._rank, self._world_size, written, seconds)

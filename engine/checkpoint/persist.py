@@ -51,15 +51,20 @@ class Persisted:
 
 
 class RateLimit:
-    """Holds a stream of bytes under a rate, whatever threads it comes from; None means no limit."""
+    """Holds a stream of bytes under a rate, whatever threads it comes from; None means no limit.
+
+    `count` is called with the size of each write that is done, by the thread that did it.
+    """
 
     def __init__(
         self,
         bytes_per_second: float | None,
+        count: Callable[[int], None] = lambda size: None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._bytes_per_second = bytes_per_second
+        self._count = count
         self._clock = clock
         self._sleep = sleep
         self._started = clock()
@@ -76,6 +81,7 @@ class RateLimit:
 
     def spend(self, count: int) -> None:
         """Account for `count` bytes; block until they are within the rate."""
+        self._count(count)
         if self._bytes_per_second is None:
             return
         with self._lock:

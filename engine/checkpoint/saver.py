@@ -14,6 +14,7 @@ from engine.checkpoint.handover import IMAGES, Event, Handover
 from engine.checkpoint.plan import StagingPlan, Structure
 from engine.checkpoint.snapshot import Snapshot
 from engine.checkpoint.staging import StagingArea
+from engine.checkpoint.under_way import UnderWay
 from engine.checkpoint.writer_link import Seal, WriterLink
 from engine.checkpoint.zero3 import Layout
 from engine.format.layout import entries_of_manifest, weight_spans
@@ -45,8 +46,9 @@ class Saver(Handover):
         layout: Layout,
         copier: Copier,
         on_event: Callable[[Event], None],
+        on_progress: Callable[[UnderWay], None] | None = None,
     ) -> None:
-        super().__init__(link, rank, on_event)
+        super().__init__(link, rank, on_event, on_progress)
         self._layout = layout
         self._copier = copier
         self._area = StagingArea(layout, copier)

@@ -6,6 +6,7 @@ from typing import Any
 
 from engine.checkpoint.collective import Agreement
 from engine.checkpoint.deepspeed_engine import EverstepCheckpointEngine
+from engine.checkpoint.under_way import UnderWay
 from engine.checkpoint.zero3 import Layout
 from engine.protocol.layout import CheckpointDirectory
 from engine.protocol.local import LocalDisk
@@ -24,6 +25,7 @@ class Session:
     agreement   the CPU group of all ranks
     local       this rank's files on its node's own disk; None without a local tier
     on_event    is told, on the training thread, of everything that happens to a save
+    on_progress is told there how far long work is; None where nobody looks
     """
 
     ds_engine: Any
@@ -35,6 +37,7 @@ class Session:
     agreement: Agreement
     local: LocalDisk | None
     on_event: Callable[[Event], None]
+    on_progress: Callable[[UnderWay], None] | None = None
 
     @property
     def rank(self) -> int:

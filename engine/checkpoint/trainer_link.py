@@ -10,6 +10,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 MESSAGE_BYTES = 64 << 10
@@ -67,10 +68,11 @@ class TrainerLink:
             self._unsent.append(json.dumps({"kind": kind, **fields}).encode())
         self.flush()
 
-    def say_alive_every(self, interval_seconds: float) -> None:
+    def say_alive_every(self, interval_seconds: float, under_way: Callable[[], Any]) -> None:
         """Tell the trainer, from a thread, that this process runs: an `alive` every so often.
 
-        While reports are queued it says nothing: the trainer does not listen anyway.
+        With it goes what `under_way` returns, as JSON of a few hundred bytes. While reports are
+        queued it says nothing: the trainer does not listen anyway.
         """
 
         def run() -> None:
@@ -79,7 +81,8 @@ class TrainerLink:
                 if self._unsent:
                     continue
                 try:
-                    self._socket.send(json.dumps({"kind": "alive"}).encode(), socket.MSG_DONTWAIT)
+                    pulse = json.dumps({"kind": "alive", "under_way": under_way()}).encode()
+                    self._socket.send(pulse, socket.MSG_DONTWAIT)
                 except BlockingIOError:
                     continue
                 except OSError:

@@ -33,6 +33,7 @@ from engine.checkpoint.intake import Intake
 from engine.checkpoint.local_tier import LocalTier
 from engine.checkpoint.part import Parts
 from engine.checkpoint.trainer_link import MESSAGE_BYTES, TrainerLink
+from engine.checkpoint.under_way import Tally
 from engine.protocol import files
 from engine.protocol.acquire import Lease
 from engine.protocol.layout import AttemptDirectory, CheckpointDirectory
@@ -44,6 +45,7 @@ _IDLE_SECONDS = 5.0
 # A dying process closes its sockets some time before it can be waited for.
 _LAST_BREATH_SECONDS = 5.0
 _PULSES_IN_SILENCE = 12
+_PULSE_SECONDS = 1.0  # what is shown of a save should not stand still for longer
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,13 @@ class WriterConfig:
         return cls(**fields, lease=lease, keep_best=None if best is None else KeepBest(**best))
 
     def local_tier(
-        self, directory: CheckpointDirectory, attempt: AttemptDirectory
+        self, directory: CheckpointDirectory, attempt: AttemptDirectory, tally: Tally
     ) -> LocalTier | None:
         """Return this rank's local tier, None if it has none."""
         if self.local_run is None:
             return None
         disk = LocalDisk(self.local_run, self.rank, self.world_size)
-        return LocalTier(disk, directory, attempt, _log)
+        return LocalTier(disk, directory, attempt, tally, _log)
 
     @property
     def retention(self) -> Retention:
@@ -98,6 +100,7 @@ class Writer:
         self._config = config
         self._trainer = trainer
         self._dismissed = False
+        self._tally = Tally()
         self._directory = CheckpointDirectory(config.directory)
         self._attempt = self._directory.attempt(config.attempt)
         self._beat: BeatThread | None = None
@@ -113,14 +116,22 @@ class Writer:
                 config.retention,
                 config.commit_deadline_seconds,
                 trainer.tell,
+                self._tally,
                 _log,
             )
         self._intake = Intake(
             self._directory,
             self._attempt,
             trainer,
-            Parts(self._attempt, config.rank, config.world_size, config.bytes_per_second, _log),
-            config.local_tier(self._directory, self._attempt),
+            Parts(
+                self._attempt,
+                config.rank,
+                config.world_size,
+                config.bytes_per_second,
+                self._tally,
+                _log,
+            ),
+            config.local_tier(self._directory, self._attempt, self._tally),
             self._committer,
             _log,
         )
@@ -128,7 +139,8 @@ class Writer:
     def run(self) -> None:
         """Serve the trainer until it has ended and nothing is left to do; then sign off."""
         self._trainer.tell("up", pid=os.getpid())
-        self._trainer.say_alive_every(self._config.silence_seconds / _PULSES_IN_SILENCE)
+        interval = min(_PULSE_SECONDS, self._config.silence_seconds / _PULSES_IN_SILENCE)
+        self._trainer.say_alive_every(interval, self._tally.as_json)
         draining = False
         while True:
             message = self._trainer.receive(self._patience_seconds(), self._intake.wake_fd)

@@ -22,6 +22,7 @@ from typing import Any
 
 import xxhash
 
+from engine.checkpoint.under_way import UnderWay
 from engine.checkpoint.writer import WriterConfig
 from engine.protocol.layout import CheckpointDirectory
 
@@ -90,6 +91,8 @@ class WriterLink:
         self._pidfd: int | None = None
         self._looked_at = 0.0
         self._silent_seconds = 0.0
+        self.under_way: tuple[UnderWay, ...] = ()
+        """What the writer was at when it last said that it is alive."""
         self.pid: int | None = None
         # Data workers forked later must not hold the socket open or speak through it.
         os.register_at_fork(after_in_child=self._drop)
@@ -138,7 +141,7 @@ class WriterLink:
                 f"the writer did not start: {reason}. Its log is {self._config.log}"
             )
         ours.setblocking(False)
-        self._socket = ours
+        self._socket, self.under_way = ours, ()
         self._looked_at, self._silent_seconds = time.monotonic(), 0.0
 
     def seal(self, seal: Seal, image: int | None, again: bool = False) -> bool:
@@ -187,7 +190,9 @@ class WriterLink:
                 return
             heard = True
             report = json.loads(data)
-            if report["kind"] != "alive":
+            if report["kind"] == "alive":
+                self.under_way = tuple(UnderWay(**one) for one in report["under_way"])
+            else:
                 yield report
 
     def _count_silence(self, heard: bool) -> None:

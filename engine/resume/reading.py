@@ -6,13 +6,15 @@ It is compared with the live engine first: nothing is allocated for a checkpoint
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
 from engine.checkpoint.session import Session
+from engine.checkpoint.under_way import UnderWay
 from engine.checkpoint.zero3 import optimizer_kind
+from engine.format.manifest import Manifest
 from engine.resume import reshard, validate
 from engine.resume.choose import Candidate
 from engine.resume.errors import DamagedShardError
@@ -85,7 +87,32 @@ def _read(
     # A file of the local tier is nothing without its digest.
     full = full or from_local
     started = time.monotonic()
-    with Windows() as windows, ShardReader(candidate, windows, full=full) as reader:
+    count = _counter(session, manifest.save_id, _bytes_to_read(manifest, targets, mine, full))
+    with Windows() as windows, ShardReader(candidate, windows, full=full, progress=count) as reader:
         reader.read(targets.takes, targets.tensors, mine)
         seconds = time.monotonic() - started
         return ReadPart(candidate, targets, reader.bytes_read, seconds, from_local)
+
+
+def _bytes_to_read(manifest: Manifest, targets: Targets, whole: set[int], full: bool) -> int:
+    """Return what a rank reads: its shards to check are read `whole`, if digests are taken."""
+    digested = whole if full else set()
+    wanted: int = sum(
+        take.size * targets.tensors[take.target].element_size()
+        for take in targets.takes
+        if take.shard not in digested
+    )
+    return wanted + sum(manifest.shards[shard].size_bytes for shard in digested)
+
+
+def _counter(session: Session, save_id: str, total: int) -> Callable[[int], None]:
+    """Return what tells how far the reading is, given the bytes since its last call."""
+    done = 0
+
+    def count(size: int) -> None:
+        nonlocal done
+        done = min(done + size, total)  # windows hold bytes beside what is wanted, too
+        if session.on_progress is not None:
+            session.on_progress(UnderWay("resume", save_id, done, total))
+
+    return count

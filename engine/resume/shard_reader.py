@@ -8,7 +8,7 @@ comes to mean meanwhile does not matter.
 
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -39,12 +39,21 @@ class ShardReader:
     Args:
         windows: to read through; the caller closes them.
         full: whether the shards to check are digested; else their sizes and headers are checked.
+        progress: called with the bytes that were read since its last call.
     """
 
-    def __init__(self, candidate: Candidate, windows: Windows, *, full: bool) -> None:
+    def __init__(
+        self,
+        candidate: Candidate,
+        windows: Windows,
+        *,
+        full: bool,
+        progress: Callable[[int], None] = lambda size: None,
+    ) -> None:
         self._candidate = candidate
         self._windows = windows
         self._full = full
+        self._progress = progress
         self._directories: dict[str, int] = {}
         self._closing = ExitStack()
         self.bytes_read = 0
@@ -110,6 +119,7 @@ class ShardReader:
                         digest.update(window)
                     scatter.take_from(begin, window)
                     self.bytes_read += len(window)
+                    self._progress(len(window))
             assert scatter.is_complete, "the windows cover all runs"
         finally:
             os.close(descriptor)

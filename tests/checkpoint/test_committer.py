@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine.checkpoint.committer import Committer
+from engine.checkpoint.under_way import Tally
 from engine.format import names
 from engine.format.manifest import Receipt
 from engine.protocol import commit, files
@@ -36,6 +37,7 @@ class Told:
 
     def __init__(self, run: Run, clock: Callable[[], float], world_size: int = WORLD_SIZE) -> None:
         self.reports: list[dict[str, Any]] = []
+        self.tally = Tally()
         self.committer = Committer(
             run.directory,
             0,
@@ -43,6 +45,7 @@ class Told:
             Retention(2),
             60.0,
             lambda kind, **fields: self.reports.append({"kind": kind, **fields}),
+            self.tally,
             lambda line: None,
             clock,
         )

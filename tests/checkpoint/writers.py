@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.checkpoint import writer_link
 from engine.checkpoint.handover import Handover
+from engine.checkpoint.under_way import UnderWay
 from engine.checkpoint.writer import WriterConfig
 from engine.checkpoint.writer_link import Seal, WriterLink
 from engine.format import names
@@ -63,17 +64,18 @@ class Rank:
         )
         self.link = WriterLink(config, command=command)
         self.link.start()
-        self.handover = Handover(self.link, number, self.events.append)
+        self.progress: list[UnderWay] = []
+        self.handover = Handover(self.link, number, self.events.append, self.progress.append)
 
-    def save(self, step: int) -> None:
-        """Stage and seal the shard of this rank."""
+    def save(self, step: int, numel: int = NUMEL) -> None:
+        """Stage and seal the shard of this rank, of a model with `numel` elements."""
         save_id = names.SaveId(0, step, names.tag_of(step), NONCE)
-        plan = plan_of(NUMEL, WORLD_SIZE, self.number)
+        plan = plan_of(numel, WORLD_SIZE, self.number)
         header = plan.header_bytes(metadata_of(str(save_id), self.number, WORLD_SIZE))
         image = self.images[step] = os.memfd_create("everstep-image", os.MFD_CLOEXEC)
         os.write(image, header + pattern(str(save_id), self.number, plan.size_bytes - len(header)))
         os.ftruncate(image, -(-plan.size_bytes // 4096) * 4096)
-        draft = json.dumps(make_draft(save_id, WORLD_SIZE, NUMEL, ((0, 0),), None).draft_json())
+        draft = json.dumps(make_draft(save_id, WORLD_SIZE, numel, ((0, 0),), None).draft_json())
         seal = Seal(
             names.save_directory(save_id.tag, step),
             str(save_id),
@@ -95,6 +97,16 @@ class Rank:
             assert left > 0, f"{kind} has not been told: {self.events}"
             self.link.wait(left)
             self.handover.take_in()
+
+    def await_progress(self, done: int) -> UnderWay:
+        """Take reports in until the writer's latest word on its work is that so much is done."""
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not self.progress or self.progress[-1].done != done:
+            left = deadline - time.monotonic()
+            assert left > 0, f"{done} is not done: {self.progress}"
+            self.link.wait(left)
+            self.handover.take_in()
+        return self.progress[-1]
 
 
 class Ranks:
