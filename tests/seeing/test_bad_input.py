@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.__main__ import EXIT_DAMAGED, EXIT_USAGE
 from engine.format import names
 from engine.protocol.layout import CheckpointDirectory
 from engine.protocol.owner import RUNNING, Beat, Owner
@@ -24,6 +25,7 @@ from launcher import tools
 from launcher.seeing import report_page, report_words
 from launcher.seeing.report_series import loss_series, save_series
 from launcher.seeing.summary import summarize
+from tests.exchange.test_compare import pair
 from tests.format import build
 from tests.seeing.run_records import BEGINNING, Writer, known_run
 
@@ -322,3 +324,47 @@ def test_a_report_of_nonsense_is_drawn(
     look(run.path)
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{run.path}/report/index.html: ")
+
+
+TAGS = ("global_step400", "global_step500")
+PARTS = tuple(
+    f"{TAGS[1]}/{name}"
+    for name in (
+        names.MANIFEST_NAME,
+        names.shard_name(0, 3),
+        names.shard_name(2, 3),
+        names.receipt_name(1, 3),
+    )
+)
+
+
+@pytest.fixture(scope="module")
+def two_tags(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pair(tmp_path_factory.mktemp("two") / "checkpoints")
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    part=st.sampled_from(PARTS),
+    damage=st.sampled_from(DAMAGES),
+    place=st.floats(0, 1, exclude_max=True),
+    what=st.sampled_from(NASTY),
+)
+def test_whatever_is_damaged_diff_names_it(
+    two_tags: Path, part: str, damage: Damage, place: float, what: bytes
+) -> None:
+    """A receipt counts for nothing once its save is committed; all other bytes do."""
+    before = (two_tags / part).read_bytes()
+    with damaged(two_tags, [(part, damage, place, what)]):
+        is_same = (two_tags / part).read_bytes() == before
+        for verify, must_see in (
+            ("full", not is_same and "rank_00001" not in part),
+            ("size", False),
+        ):
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                code = tools.run(["diff", str(two_tags), *TAGS, "--verify", verify])
+            assert code in (0, EXIT_DAMAGED, EXIT_USAGE)
+            if must_see:
+                assert code == EXIT_DAMAGED
+                assert part in said.getvalue()
