@@ -20,6 +20,7 @@ import pytest
 
 from launcher.slurm_job import TimeLimit
 from tests import tiny_run
+from tests.seeing.documented import undocumented
 from tests.slurm.cluster import SlurmCluster
 from tests.slurm.cluster_job import Job, wait_for
 
@@ -99,6 +100,7 @@ def test_13_every_start_of_a_job_finds_the_same_directory(life: tuple[Job, Path,
     assert [record["attempt"] for record in started] == [0, 1, 2], job.output
     assert [record["from_step"] for record in started[1:]] == [e["step"] for e in ended[:2]]
     assert {record["slurm_job"] for record in attempts(run, "bring_up")} == {job.id}
+    assert undocumented(run) == []
 
 
 def test_a_preempted_job_and_one_that_lost_a_node_say_so(life: tuple[Job, Path, str]) -> None:
