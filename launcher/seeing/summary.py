@@ -18,7 +18,7 @@ from launcher.seeing.life import ENDED, FINISHING, RUNNING, Life, life_of
 from launcher.seeing.timeline import Attempt, attempts_of, living, newest_kept
 
 _RECENT_STEPS = 20
-_LARGEST_CONFIGURATION_BYTES = 16 << 20
+_LARGEST_CONFIGURATION_BYTES = 1 << 20
 _LONGEST_SECONDS = 1e12
 _MOST_DIGITS = 18  # of a number of steps
 

@@ -72,6 +72,12 @@ def look(page: Path, *, width: int, dark: bool = False) -> dict[str, Any]:
     return {**json.loads(html.unescape(found[1])), "console": console}
 
 
+def text_of(page: str) -> str:
+    """What a person reads of a page, without its drawings, on one line."""
+    body = re.sub(r"<(svg|style)\b.*?</\1>", " ", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
+
+
 def chromium() -> str:
     """Return the browser; without one the test fails where it would have been installed."""
     for name in ("chromium", "chromium-browser", "google-chrome"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import re
@@ -52,12 +51,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return writer.path
 
 
-def text_of(page: str) -> str:
-    """What a person reads of a page, without its drawings, on one line."""
-    body = re.sub(r"<(svg|style)\b.*?</\1>", " ", page, flags=re.DOTALL)
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
-
-
 def written(run: Path, *options: str) -> str:
     """Run the command on a run, and return its page."""
     assert tools.run(["report", str(run), *options]) == 0
@@ -102,7 +95,7 @@ def test_the_browser_tells_of_errors(run: Path) -> None:
 
 
 def test_what_a_person_reads(run: Path) -> None:
-    page = text_of(
+    page = browser.text_of(
         report_page.page(summarize(run, NOW), loss_series(summarize(run, NOW)), {}, None)
     )
     assert page.startswith(
@@ -218,7 +211,7 @@ def test_what_is_damaged_is_a_note_and_never_a_traceback(run: Path, lost: str, h
     if how == "garbled":
         (run / lost).write_bytes(b"\xff\x00{[\n" * 5)
     (run / "checkpoints" / "global_step60" / names.MANIFEST_NAME).write_bytes(b"{}")
-    page = text_of(written(run))
+    page = browser.text_of(written(run))
     assert f"Notes {lost}" in page
     assert "Checkpoints 0, and 1 damaged none that can be read" in page
 
@@ -244,7 +237,7 @@ def test_numbers_that_cannot_be_are_not_drawn(run: Path) -> None:
     with (run / "events.jsonl").open("a") as file:
         for line in events:
             file.write(json.dumps({"attempt": 2, **line}) + "\n")
-    page = text_of(written(run))
+    page = browser.text_of(written(run))
     assert "metrics.jsonl: 2 damaged or unknown lines were passed over" in page
     assert "events.jsonl: 1 damaged or unknown lines were passed over" in page
 
@@ -299,7 +292,7 @@ def test_overrides_are_told_where_they_change(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     for number, rate in enumerate(("0.1", "0.1", "0.2", "0.1")):
         writer.bring_up(number, number, overrides=["run.name=exp1", f"optimizer.lr={rate}"])
-    page = text_of(report_tables.attempts(summarize(tmp_path, NOW)))
+    page = browser.text_of(report_tables.attempts(summarize(tmp_path, NOW)))
     told = re.findall(r"as before|run\.name=exp1 optimizer\.lr=\S+", page)
     assert told == [
         "run.name=exp1 optimizer.lr=0.1",
@@ -313,14 +306,14 @@ def test_a_run_that_lives_is_shown_as_such(run: Path) -> None:
     unend(run)
     found = summarize(run, NOW)
     life = replace(found.life, state="running", words="running on node7, last beat 2 s ago")
-    page = text_of(report_tables.attempts(replace(found, life=life)))
+    page = browser.text_of(report_tables.attempts(replace(found, life=life)))
     assert page.count("not yet") == 1
     assert "2 not yet 30 60" in page
 
 
 def test_an_empty_run_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "attempts.jsonl").touch()
-    page = text_of(written(tmp_path))
+    page = browser.text_of(written(tmp_path))
     assert page.count("Nothing of it is on record.") == 3
     assert "No attempt is on record." in page
 
