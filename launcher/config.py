@@ -7,7 +7,7 @@ launch.
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from launcher.errors import ConfigError
 from launcher.guards.settings import GuardSettings
 from launcher.launch_settings import Launch
 from launcher.monitors import settings as monitors
+from launcher.reference import choices
 from launcher.schema import at_least, require
 
 _RESUME_WORDS = ("auto", "never", "must")
@@ -199,6 +200,9 @@ class Settings:
         return asdict(self)
 
 
+_SECTIONS = frozenset(field.name for field in fields(Settings))
+
+
 def settings_from(config: DictConfig, launch_directory: Path) -> Settings:
     """Convert a composed configuration, and make its paths absolute.
 
@@ -207,11 +211,17 @@ def settings_from(config: DictConfig, launch_directory: Path) -> Settings:
             that cannot work; the message names the setting and what would do.
     """
     try:
-        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
+        plain: Any = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
         ) from error
+    for group in plain:
+        if group not in _SECTIONS and choices.of_group(group):
+            raise ConfigError(
+                f"{group}=...: the file that this chooses begins without `# @package _global_`, so "
+                f"that its settings are those of a section {group!r}, which there is not."
+            )
     settings = schema.build(Settings, plain, "")
     return replace(
         settings,

@@ -8,6 +8,7 @@ option ends the process from within argparse, so that it is looked for first.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
@@ -16,7 +17,7 @@ from launcher.config import Settings
 from launcher.errors import ConfigError, closest, nearest, one_of
 from launcher.reference import choices
 
-COMPOSE_ERRORS = (HydraException, OmegaConfBaseException)
+COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 # fmt: off
 _OPTIONS_OF_HYDRA = (
@@ -45,6 +46,9 @@ def explain(error: Exception) -> ConfigError:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         options = [option for option in error.options if not option.startswith("_")]
         return ConfigError(f"{group}={name}: no such choice. {nearest(name, options)}")
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        place = f"{error.problem_mark.name}, line {error.problem_mark.line + 1}"
+        return ConfigError(f"{place}: this is not YAML: {error.problem}.")
     for cause in _causes(error):
         if isinstance(cause, (ConfigAttributeError, ConfigKeyError)) and cause.full_key:
             suggestion = _suggestion(cause.full_key, cause.parent_node)
@@ -83,7 +87,9 @@ def _keys(node: Any) -> Sequence[str]:
 
 def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
 
 
 def _how_to_write(override: str) -> str:

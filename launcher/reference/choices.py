@@ -2,7 +2,7 @@
 
 A file tells of itself in the comment it begins with, whose indented lines are an example; and of a
 setting in the comment behind its value. Reads the YAML alone: what a choice takes over from others
-(`defaults`) is for composition to say.
+(`defaults`), and what is wrong with a file, is for composition to say.
 """
 
 from collections.abc import Iterator, Mapping
@@ -113,7 +113,11 @@ def _read(text: str, name: str) -> Choice:
 
 
 def _keys_of(text: str) -> dict[str, str]:
-    return dict(_keys(yaml.compose(text, yaml.SafeLoader), text.splitlines(), ""))
+    try:
+        root = yaml.compose(text, yaml.SafeLoader)
+    except yaml.YAMLError:
+        return {}
+    return dict(_keys(root, text.splitlines(), "")) if isinstance(root, yaml.MappingNode) else {}
 
 
 def _keys(node: Any, lines: list[str], path: str) -> Iterator[tuple[str, str]]:
@@ -125,5 +129,6 @@ def _keys(node: Any, lines: list[str], path: str) -> Iterator[tuple[str, str]]:
         if isinstance(value, yaml.MappingNode) and value.value:
             yield from _keys(value, lines, f"{dotted}.")
         else:
-            behind = lines[value.end_mark.line][value.end_mark.column :]
+            is_on_one_line = value.end_mark.line == key.start_mark.line
+            behind = lines[key.start_mark.line][value.end_mark.column :] if is_on_one_line else ""
             yield dotted, behind.partition("#")[2].strip()

@@ -1,7 +1,7 @@
 """`everstep settings [WORD ...]`: the settings whose name or meaning has these words.
 
 Without a word it prints the whole page, which is how docs/settings.md is made. Needs no torch. Exit
-codes: 0 something was printed, 2 no setting has these words.
+codes: 0 something was printed, 2 no setting has these words, 78 a file of `conf/` cannot be read.
 """
 
 import argparse
@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from launcher import explain, requeue
 from launcher.errors import nearest
 from launcher.reference.entries import Entry, Preset, Section, sections
 from launcher.reference.page import markdown
@@ -26,12 +27,17 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("words", nargs="*", metavar="WORD", help="such as lease, or checkpoint.")
     words = [word.lower() for word in parser.parse_args(arguments).words]
+    try:
+        everything = sections()
+    except explain.COMPOSE_ERRORS as error:
+        print(f"everstep: {explain.explain(error)}", file=sys.stderr)
+        return requeue.BAD_CONFIG
     if not words:
         sys.stdout.write(markdown())
         return 0
-    found = [line for section in sections() for line in _found_in(section, words)]
+    found = [line for section in everything for line in _found_in(section, words)]
     if not found:
-        names = [entry.name for section in sections() for entry in section.entries]
+        names = [entry.name for section in everything for entry in section.entries]
         hint = nearest(words[0], {part for name in names for part in (name, *name.split("."))})
         print(f"everstep: no setting has {' and '.join(words)}. {hint}", file=sys.stderr)
         return EXIT_USAGE

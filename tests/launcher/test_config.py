@@ -177,6 +177,26 @@ def test_a_mistake_is_answered_in_one_message_that_names_it(
 
 
 @pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        ("a: [1\nb: 2\n", ["mine.yaml, line 2: this is not YAML"]),
+        ("train:\n  steps: 3\n", ["begins without `# @package _global_`"]),
+        ("# @package _global_\ntrain:\n  stepps: 3\n", ["'train.stepps'"]),
+        ("# @package _global_\ndefaults:\n  - override /data: tokns\n", ["'tokens'"]),
+        ("# @package _global_\n- 3\n", ["experiment/mine", "Cannot merge"]),
+    ],
+)
+def test_a_file_of_ones_own_that_cannot_be_used(
+    content: str, parts: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(content)
+    message = refusal(f"--config-dir={tmp_path}", "experiment=mine")
+    for part in parts:
+        assert part in message
+
+
+@pytest.mark.parametrize(
     ("arguments", "parts"),
     [
         (["deepspeed.gradient_clippin=1.0"], ["deepspeed.gradient_clippin", "gradient_clipping"]),

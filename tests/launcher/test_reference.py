@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
-from launcher import tools, train
+from launcher import requeue, tools, train
 from launcher.config import Settings
 from launcher.reference import choices, lookup
 from launcher.reference.entries import COMPONENTS, Entry, sections
@@ -146,6 +147,22 @@ def test_the_version_is_ours_and_not_hydras(capsys: pytest.CaptureFixture[str]) 
     }
 
 
+def test_a_file_of_a_group_that_is_odd_spoils_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    for name, text in (
+        ("empty", ""),
+        ("list", "- 3\n"),
+        ("broken", "a: [1\n"),
+        ("long", "a:  # of a\n  b: |\n    text\n  c: 3  # of c"),
+    ):
+        (tmp_path / "mine" / f"{name}.yaml").write_text(text)
+    monkeypatch.setattr(choices, "_CONF", tmp_path)
+    keys = {choice.name: choice.keys for choice in choices.of_group("mine")}
+    assert keys == {"empty": {}, "list": {}, "broken": {}, "long": {"a.b": "", "a.c": "of c"}}
+
+
 def test_looking_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert lookup.main(["Lease_"]) == 0
     assert capsys.readouterr().out.startswith(
@@ -166,6 +183,14 @@ def test_looking_up_what_is_not_there(capsys: pytest.CaptureFixture[str]) -> Non
         "",
         "everstep: no setting has leese_seconds. Did you mean 'lease_seconds'?\n",
     )
+
+
+def test_looking_up_where_a_file_cannot_be_composed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(lookup, "sections", lambda: yaml.safe_load("a: [1\nb: 2"))
+    assert lookup.main(["seed"]) == requeue.BAD_CONFIG
+    assert capsys.readouterr().err.startswith("everstep: ")
 
 
 def test_without_a_word_the_tool_prints_the_page(capsys: pytest.CaptureFixture[str]) -> None:
