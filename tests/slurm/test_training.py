@@ -12,8 +12,8 @@ import pytest
 from tests import tiny_run
 from tests.run_processes import MARK, kill_trainers_once_staged
 from tests.slurm.cluster import SlurmCluster
+from tests.slurm.cluster_job import Job
 
-SCRIPT = tiny_run.REPOSITORY / "slurm" / "train.sbatch"
 LAUNCHER = (sys.executable, "-m", "launcher")
 # Its first process ends like a container's, and the kernel kills what is left in it.
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -31,22 +31,8 @@ def test_srun(slurm: SlurmCluster, tmp_path: Path) -> None:
     assert tiny_run.losses(run) == tiny_run.reference_losses()
 
 
-def test_sbatch_stopped_twice(slurm: SlurmCluster, tmp_path: Path) -> None:
-    """By the warning before a time limit, when the script requeues; then by Slurm's own requeue."""
-    run = tmp_path / "run"
-    job = slurm.sbatch(
-        SCRIPT,
-        *tiny_run.arguments(run),
-        environment=tiny_run.environment() | {"EVERSTEP_PYTHON": sys.executable},
-        cwd=tmp_path,
-    )
-    job.wait_until(lambda: tiny_run.steps_done(run) >= 5, "trains", seconds=120)
-    job.cancel("--signal=USR2")
-    job.wait_until_restarted(1, seconds=120)
-    stopped_at = tiny_run.steps_done(run)
-    job.wait_until(lambda: tiny_run.steps_done(run) > stopped_at, "trains again", seconds=120)
-    job.requeue()
-    assert job.wait_until_ended(seconds=180) == "COMPLETED", job.output
+def test_sbatch_stopped_twice(stopped_twice: tuple[Path, Job, int]) -> None:
+    run, job, stopped_at = stopped_twice
     assert job.restarts == 2
     assert job.output.count("saved, to be continued") == 2
     steps = [event["step"] for event in tiny_run.events(run, "resumed")]
