@@ -74,11 +74,13 @@ class ImageSource:
     descriptor: int
 
     def write(self, sealed: SealedSave, path: str, limit: RateLimit) -> Persisted:
+        """Write the image, digesting it on the way. Blocks until it is durable."""
         return persist(
             self.descriptor, sealed.size_bytes, sealed.data_offset, path, limit, sealed.weights
         )
 
     def close(self) -> None:
+        """Close the descriptor; the memory goes when the trainer's mapping does, too."""
         os.close(self.descriptor)
 
 
@@ -90,6 +92,10 @@ class FileSource:
     digest: str
 
     def write(self, sealed: SealedSave, path: str, limit: RateLimit) -> Persisted:
+        """Copy the file, digesting it on the way. Blocks until the copy is durable.
+
+        Raises DamagedError if the digest is not the receipt's; the copy is left at `path`.
+        """
         written = copy(
             self.path, sealed.size_bytes, sealed.data_offset, path, limit, sealed.weights
         )
@@ -102,7 +108,7 @@ class FileSource:
         return written
 
     def close(self) -> None:
-        pass  # it stays
+        """Do nothing: the file stays where it is."""
 
 
 class Parts:
