@@ -146,6 +146,7 @@ class Attempt:
             self._settings.checkpoint.dir,
             saving.options_of(self._settings),
             on_event=self._event,
+            on_progress=self._run.progress.under_way,
             keeper_fd=self._run.process.keeper_fd,
             fingerprint=same_run.identity(self._settings, self._stream, record),
         )
@@ -263,7 +264,7 @@ class Attempt:
         if self._run.planner is not None and not self._number:
             self._run.planner.restarted(self._run.log.seconds)
         try:
-            self._run.progress.begin(position.step)
+            self._run.progress.begin(position.step, steps)
             complete = loop.run()
         except engine.CheckpointError as error:
             raise SaveError(str(error)) from error

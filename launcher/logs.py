@@ -13,18 +13,31 @@ from tqdm import tqdm
 _OURS = ("launcher", "engine")
 
 
+_CLEAR_LINE = "\r\x1b[K"
+
+
 class _AroundTheBar(logging.Handler):
+    """Writes around the bar of this process, and over that of rank 0's, which it draws again."""
+
+    def __init__(self, over_another: bool) -> None:
+        super().__init__(logging.WARNING)
+        self._before = _CLEAR_LINE if over_another else ""
+
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
+        tqdm.write(self._before + self.format(record), file=sys.stderr)
 
 
 def _is_not_about_the_cpu(record: logging.LogRecord) -> bool:
     return "Setting accelerator to CPU" not in record.getMessage()
 
 
-def configure(rank: int) -> None:
-    """Send warnings to standard error, with the rank in front. Call once."""
-    handler = _AroundTheBar(logging.WARNING)
+def configure(rank: int, *, on_terminal: bool) -> None:
+    """Send warnings to standard error, with the rank in front. Call once.
+
+    Args:
+        on_terminal: whether that is a terminal with a bar; rank 0 draws it.
+    """
+    handler = _AroundTheBar(over_another=on_terminal and rank != 0)
     handler.setFormatter(logging.Formatter(f"[rank {rank}] %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.handlers = [handler]

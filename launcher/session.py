@@ -9,13 +9,16 @@ settings, the data or the checkpoint directory are settled among the ranks first
 """
 
 import json
+import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import distributed
 
+from engine.byte_bar import moves_cursor
 from engine.protocol.layout import CheckpointDirectory
 from engine.stream import Stream
 from launcher import builders, process_group
@@ -69,6 +72,7 @@ class Session:
             directory if is_rank_0 else None,
             total_steps=settings.train.steps,
             tokens_per_step=settings.batch.global_size * settings.data.seq_len,
+            on_terminal=moves_cursor(sys.stderr, process.environ),
         )
         job = SlurmJob.of(process.environ, settings.launch) if is_rank_0 else None
         lead = settings.launch.stop_before_end_seconds
@@ -124,7 +128,8 @@ class Session:
                 number=self._went_back,
                 left_out=left_out,
             )
-            outcome = attempt.train()
+            with closing(run.progress):  # what is said of an error begins on a line of its own
+                outcome = attempt.train()
             if outcome is not None:
                 break
             self._went_back += 1

@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
+from engine.byte_bar import moves_cursor
 from launcher import keeper, meeting, requeue, starter_link, versions
 from launcher.config import Settings
 from launcher.errors import ConfigError, LauncherError, NoProgressError
@@ -80,7 +81,9 @@ def _live(
     from launcher import logs
 
     topology = process.topology
-    logs.configure(topology.rank)  # before DeepSpeed is imported, which logs as it is
+    on_terminal = moves_cursor(sys.stderr, process.environ)
+    # Before DeepSpeed is imported, which logs as it is.
+    logs.configure(topology.rank, on_terminal=on_terminal)
     from launcher import council, session
 
     timeout = council.MEETING_TIMEOUT
