@@ -12,7 +12,7 @@ while it lives. It is divided, without overlap, into:
     saving     the pauses of saves
     stopping   from the last step to the end: waiting for the last commit
     down       between attempts: in the queue, or until somebody noticed
-    other      the rest: data and records between the steps, and what a killed attempt did last
+    other      the rest: what is between the steps, and what a killed attempt did last
 
 The idea is that of "ML productivity goodput" as Google's engineers publish it; the division is
 ours, by what these records can tell.

@@ -10,12 +10,12 @@ from html import escape
 from importlib import resources
 
 from engine import describe
+from engine.describe import counted
 from launcher.seeing import report_tables
 from launcher.seeing.life import ENDED
 from launcher.seeing.report_canvas import DARK, LIGHT
 from launcher.seeing.report_limits import Limits
 from launcher.seeing.report_series import LossSeries
-from launcher.seeing.report_words import counted
 from launcher.seeing.status import state_of
 from launcher.seeing.summary import Summary, age_text, loss_text
 

@@ -1,5 +1,6 @@
 """What a report's figures show, in words: for captions, and for those who do not see them."""
 
+from engine.describe import counted
 from launcher.seeing.report_limits import Limits
 from launcher.seeing.report_series import LossSeries, SaveSeries
 from launcher.seeing.summary import Summary, age_text
@@ -43,8 +44,3 @@ def time_words(run: Summary) -> str:
         f"Of {age_text(found.wall)}, from the first sign of the run to its last, {found.share:.1%} "
         "became steps that were kept: the goodput."
     )
-
-
-def counted(number: int, what: str) -> str:
-    """Return `1 step`, `2 steps`."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="for programs")
     options = parser.parse_args(arguments)
     try:
-        runs = [summarize(path) for path in runs_in(options.dir)]
+        paths = runs_in(options.dir)
     except NoRunError as error:
         print(f"everstep: {error}", file=sys.stderr)
         return EXIT_USAGE
+    runs = map(summarize, paths)  # one after the other: of a long run a summary has megabytes
     if options.json:
         print(json.dumps([as_json(run) for run in runs], indent=2))
     else:
-        print("\n".join(screen(runs[0]) if len(runs) == 1 else table(runs)))
+        print("\n".join(screen(next(runs)) if len(paths) == 1 else table(runs)))
     return 0
 
 
@@ -59,7 +60,7 @@ def screen(run: Summary) -> list[str]:
     ]
 
 
-def table(runs: Sequence[Summary]) -> list[str]:
+def table(runs: Iterable[Summary]) -> list[str]:
     """Return a line for each run, headings first."""
     rows = [("RUN", "STEP", "OF", "LOSS", "GOODPUT", "ATTEMPTS", "COMMITTED", "STATE")]
     for run in runs:
@@ -147,7 +148,7 @@ def _goodput(run: Summary) -> list[str]:
         for name, seconds in sorted(found.by_cause().items(), key=lambda item: -item[1])
         if name != "kept" and seconds / found.wall >= 0.0005
     ]
-    lost = f"; {found.lost_steps} steps were lost" if found.lost_steps else ""
+    lost = f"; {describe.counted(found.lost_steps, 'step')} lost" if found.lost_steps else ""
     return [
         f"goodput {found.share:.1%} of {age_text(found.wall)}"
         + (f"  ({', '.join(others)})" if others else "")
