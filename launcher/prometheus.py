@@ -32,6 +32,7 @@ _HELP = {
     "save_pause_seconds_total": ("counter", "Seconds that training stood still for saves."),
     "save_failures_total": ("counter", "Saves of this attempt that came to nothing."),
     "alarms_total": ("counter", "Alarms of the guards: of losses, norms or weights."),
+    "monitor_failures_total": ("counter", "Times a monitor, such as TensorBoard, began to fail."),
 }
 
 
@@ -62,6 +63,7 @@ class MetricsFile:
             "save_pause_seconds_total": 0,
             "save_failures_total": 0,
             "alarms_total": 0,
+            "monitor_failures_total": 0,
         }
 
     def begin(self, attempt: int | None, step: int) -> None:
@@ -98,6 +100,8 @@ class MetricsFile:
             self._values["save_failures_total"] += 1
         elif kind == "alarm":
             self._values["alarms_total"] += 1
+        elif kind == "monitor_failed":
+            self._values["monitor_failures_total"] += 1
 
     def write(self) -> None:
         """Replace the file. Never raises for the disk's sake."""

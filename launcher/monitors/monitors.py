@@ -11,7 +11,7 @@ from launcher.monitors.follower import Follower
 from launcher.monitors.point import Monitor
 from launcher.monitors.thread import FollowerThread
 
-_CLOSE_SECONDS = 15.0
+_END_SECONDS = 10.0
 
 
 class Monitors:
@@ -55,14 +55,14 @@ class Monitors:
 
         Blocks for seconds, but not for a monitor that comes to no end.
         """
-        deadline = time.monotonic() + _CLOSE_SECONDS
+        deadline = time.monotonic() + _END_SECONDS
         for thread in self._threads:
             thread.ask_to_end()
         late = [
             {
                 "event": "monitor_failed",
                 "monitor": thread.name,
-                "reason": f"it did not end in {_CLOSE_SECONDS:g} s, and is left behind",
+                "reason": f"it did not end in {_END_SECONDS:g} s, and is left behind",
             }
             for thread in self._threads
             if not thread.wait(deadline - time.monotonic())

@@ -13,27 +13,20 @@ from launcher.monitors.follower import Follower
 _LOOK_EVERY_SECONDS = 5.0
 _BETWEEN_SLICES_SECONDS = 0.05
 _RETRY_AFTER_SECONDS = 60.0
+_THREAD_NAME = "monitor"
 
 
 class FollowerThread:
     """Runs one follower until it is closed. Its thread is there when this returns."""
 
-    def __init__(
-        self,
-        follower: Follower,
-        *,
-        look_every_seconds: float = _LOOK_EVERY_SECONDS,
-        retry_after_seconds: float = _RETRY_AFTER_SECONDS,
-    ) -> None:
+    def __init__(self, follower: Follower) -> None:
         self.name = follower.name
         self._follower = follower
-        self._look_every_seconds = look_every_seconds
-        self._retry_after_seconds = retry_after_seconds
         self._news: deque[dict[str, Any]] = deque()
         self._failures = 0  # since it last worked
         self._ends = threading.Event()
         self._thread = threading.Thread(
-            target=self._run, name=f"monitor {follower.name}", daemon=True
+            target=self._run, name=f"{_THREAD_NAME} {follower.name}", daemon=True
         )
         self._thread.start()
 
@@ -53,17 +46,16 @@ class FollowerThread:
     def _run(self) -> None:
         while not self._ends.wait(self._advance()):
             pass
-        if not self._failures:
-            while self._follow():
-                pass
+        while self._follow():
+            pass
         self._follower.give_up()
 
     def _advance(self) -> float:
         """Show a slice; return how long to wait until the next."""
         more = self._follow()
         if self._failures:
-            return self._retry_after_seconds
-        return _BETWEEN_SLICES_SECONDS if more else self._look_every_seconds
+            return _RETRY_AFTER_SECONDS
+        return _BETWEEN_SLICES_SECONDS if more else _LOOK_EVERY_SECONDS
 
     def _follow(self) -> bool:
         try:
@@ -82,3 +74,8 @@ class FollowerThread:
 
     def _tell(self, event: str, **details: Any) -> None:
         self._news.append({"event": event, "monitor": self.name, **details})
+
+
+def any_left_behind() -> bool:
+    """Tell whether a monitor of this process is still at work, such as waiting for a network."""
+    return any(thread.name.startswith(_THREAD_NAME) for thread in threading.enumerate())

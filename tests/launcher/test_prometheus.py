@@ -49,6 +49,7 @@ def test_the_file_tells_the_runs_state(tmp_path: Path) -> None:
     gauges.event({"event": "abandoned", "step": 12, "reason": "no space"})
     gauges.step(12, float("nan"), 2.0, 11)
     gauges.event({"event": "alarm", "kind": "nonfinite", "step": 12})
+    gauges.event({"event": "monitor_failed", "monitor": "wandb", "reason": "no network"})
     assert parse(path)["step"] == 11, "not at every step"
     clock.now += WRITE_EVERY_SECONDS
     gauges.step(13, float("inf"), 2.0, 11)
@@ -68,6 +69,7 @@ def test_the_file_tells_the_runs_state(tmp_path: Path) -> None:
         "save_pause_seconds_total": 0.5,
         "save_failures_total": 1,
         "alarms_total": 1,
+        "monitor_failures_total": 1,
     }
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.prom"]
     gauges.begin(4, 10)
