@@ -35,6 +35,11 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> list[
     ]
 
 
+def counted(number: int, noun: str) -> str:
+    """Return `1 step`, `2,000 steps`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def summary(manifest: Manifest, path: str) -> list[str]:
     """Return the lines that describe one checkpoint."""
     lines = [(manifest.tag, path), *_progress(manifest), *_model(manifest), *_optimizer(manifest)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine import inspect
-from engine.describe import size_text
+from engine.describe import counted, size_text
 from engine.format.verify import Problem
 
 INTACT = "intact"
@@ -107,7 +107,7 @@ def summary(found: Sequence[Verified], unread: Unread) -> list[str]:
     speed = f" ({size_text(round(size / seconds))}/s)" if seconds >= 1 else ""
     return [
         *_of_unread(unread),
-        f"{_counted(len(found), 'checkpoint')}, {_counted(shards, 'shard')}, {size_text(size)} "
+        f"{counted(len(found), 'checkpoint')}, {counted(shards, 'shard')}, {size_text(size)} "
         f"read in {seconds:.1f} s{speed}: {', '.join(outcomes)}",
     ]
 
@@ -126,12 +126,8 @@ def as_json(found: Sequence[Verified], unread: Unread) -> dict[str, Any]:
 def _of_unread(unread: Unread) -> list[str]:
     said = []
     if unread.strays:
-        said.append(f"not read: {_counted(len(unread.strays), 'stray')}; --strays reads them, too")
+        said.append(f"not read: {counted(len(unread.strays), 'stray')}; --strays reads them, too")
     if unread.only_local:
-        what = _counted(len(unread.only_local), "checkpoint")
+        what = counted(len(unread.only_local), "checkpoint")
         said.append(f"not read: {what} on the nodes' own disks only")
     return said
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -58,7 +58,7 @@ def test_one_screen_tells_how_a_run_stands(run: Path) -> None:
         "run exp1: complete",
         "step 60 of 60  loss 0.1667  10 s/step",
         "goodput 60.0% of 16 min 40 s  (down 17.8%, starting 8.5%, stopping 7.3%, lost 4.0%, "
-        "resuming 1.5%, saving 0.9%); 4 steps were lost",
+        "resuming 1.5%, saving 0.9%); 4 steps lost",
         "",
         "ATTEMPT  BEGAN                FOR         FROM  TO  RANKS  STARTED BY  ENDED",
         "      0  2026-01-31 12:00:00  2 min 42 s     0  14     16  local       "
