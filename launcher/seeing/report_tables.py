@@ -17,7 +17,7 @@ _MEANINGS = {
     "saving": "training stood still for a save",
     "stopping": "after the last step: the last commit, and the end",
     "down": "between attempts: in the queue, or until somebody noticed",
-    "other": "data and records between steps; the last of a killed attempt",
+    "other": "what is between the steps; the last of a killed attempt",
 }
 _MOST_ROWS = 200
 _NUMBERS = {"For", "From", "To", "Ranks", "Seconds", "Share", "Step", "Size", "Age"}
