@@ -8,6 +8,7 @@ import os
 import time
 from dataclasses import dataclass
 
+from engine import describe
 from engine.format import names
 from engine.format.errors import FormatError
 from engine.protocol.layout import OPEN, CheckpointDirectory
@@ -24,11 +25,23 @@ _SILENT_SECONDS = 45.0  # the default lease, after which another start may take 
 
 @dataclass(frozen=True)
 class InFlight:
-    """A save that is not committed yet; `receipts` of its `world_size` ranks are durable."""
+    """A save that is not committed yet.
+
+    receipts       of its `world_size` ranks' shards are durable
+    written_bytes  of all shards, durable or not
+    """
 
     tag: str
     receipts: int
     world_size: int
+    written_bytes: int
+
+    def words(self, expected_bytes: int | None) -> str:
+        """Say how far it is, in comparison to what an earlier one had; None where none is known."""
+        size = describe.size_text(self.written_bytes)
+        if expected_bytes is not None:
+            size += f" of about {describe.size_text(expected_bytes)}"
+        return f"being saved: {self.receipts} of {self.world_size} shards, {size}"
 
 
 @dataclass(frozen=True)
@@ -86,12 +99,23 @@ def _in_flight(path: str, world_size: int) -> list[InFlight]:
     for name in _listing(path):
         saved = names.save_of(name)
         if saved is not None:
-            inside = set(_listing(os.path.join(path, name)))
+            save = os.path.join(path, name)
+            inside = set(_listing(save))
             there = sum(
                 names.receipt_name(rank, world_size) in inside for rank in range(world_size)
             )
-            saves.append(InFlight(saved[0], there, world_size))
+            written = sum(
+                _size_of(os.path.join(save, file)) for file in inside if names.is_shard(file)
+            )
+            saves.append(InFlight(saved[0], there, world_size, written))
     return saves
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:  # committed or abandoned meanwhile
+        return 0
 
 
 def _age_of(path: str) -> float | None:

@@ -74,8 +74,7 @@ def checkpoints(run: Summary) -> str:
         age = age_text(run.now - staged)
         rows.append((one.name, f"{one.manifest.step:,}", size, age, one.state))
     for save in run.life.in_flight:
-        state = f"being saved: {save.receipts} of {save.world_size} shards"
-        rows.append((save.tag, "", "", "", state))
+        rows.append((save.tag, "", "", "", save.words(run.expected_bytes)))
     if not rows:
         return '<p class="muted">No checkpoint is committed.</p>\n'
     return _earlier(len(run.checkpoints)) + _table(("Tag", "Step", "Size", "Age", "State"), rows)

@@ -195,7 +195,7 @@ def _checkpoints(run: Summary) -> list[str]:
     if run.checkpoints:
         lines = describe.table(run.checkpoints, now)
     for save in run.life.in_flight:
-        lines.append(f"{save.tag} is being saved: {save.receipts} of {save.world_size} shards")
+        lines.append(f"{save.tag} is {save.words(run.expected_bytes)}")
     lines += [f"note: {text(one.error)}" for one in run.checkpoints if one.error]
     return lines
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine import inspect
+from engine import describe, inspect
 from engine.inspect import Listed
 from engine.protocol.layout import CheckpointDirectory
 from launcher.seeing import lines, records
@@ -66,6 +66,14 @@ class Summary:
     def is_complete(self) -> bool:
         """Whether it has come to its last step, and that is committed."""
         return not self.is_alive and self.total_steps is not None and self.step >= self.total_steps
+
+    @property
+    def expected_bytes(self) -> int | None:
+        """What the next checkpoint is likely to have: as many as the newest one."""
+        for one in reversed(self.checkpoints):
+            if one.manifest is not None:
+                return describe.total_bytes(one.manifest)
+        return None
 
     def lives(self, attempt: Attempt) -> bool:
         """Whether an attempt is the one that seems to run still."""

@@ -95,12 +95,15 @@ def test_a_live_run_shows_its_process_and_its_save(run: Path) -> None:
     save = Path(checkpoints.attempt(2).save("global_step70.s0009"))
     save.mkdir()
     (save / names.receipt_name(1, 2)).touch()
+    (save / names.shard_name(1, 2)).write_bytes(bytes(1 << 20))
+    (save / names.shard_name(0, 2)).write_bytes(bytes(1 << 19))
     found = summarize(run, NOW)
     assert found.life.state == life.RUNNING
     screen = status.screen(found)
     assert screen[0] == f"run exp1: running on this host, process {os.getpid()}"
     assert screen[7].endswith("not yet")
-    assert "global_step70 is being saved: 1 of 2 shards" in screen
+    assert "global_step70 is being saved: 1 of 2 shards, 1.5 MiB of about 8.3 KiB" in screen
+    assert found.life.in_flight[0].words(None) == "being saved: 1 of 2 shards, 1.5 MiB"
 
 
 def test_a_dead_process_is_not_taken_for_a_live_one(run: Path) -> None:
