@@ -23,6 +23,7 @@ from engine.byte_bar import moves_cursor
 from launcher import keeper, meeting, requeue, starter_link, versions
 from launcher.config import Settings
 from launcher.errors import ConfigError, LauncherError, NoProgressError
+from launcher.monitors.thread import any_left_behind
 from launcher.rank import RankProcess
 from launcher.run_directory import RunDirectory
 from launcher.topology import Topology
@@ -43,7 +44,7 @@ def run(composed: Settings | ConfigError, overrides: Sequence[str], process: Ran
         place = meeting.place_of(process.environ, Path(composed.run.dir))
     prepare_environment(process.environ, process.topology)
     try:
-        return _live(composed, overrides, process, place, link)
+        code = _live(composed, overrides, process, place, link)
     except ConfigError as error:
         _refuse(process, error, requeue.BAD_CONFIG)
     except NoProgressError as error:
@@ -52,6 +53,9 @@ def run(composed: Settings | ConfigError, overrides: Sequence[str], process: Ran
         _fail(process, f"everstep: {error}")
     except Exception:
         _fail(process, traceback.format_exc())
+    if any_left_behind():
+        _exit(code)
+    return code
 
 
 def prepare_environment(environ: MutableMapping[str, str], topology: Topology) -> None:
@@ -154,7 +158,10 @@ def _fail(process: RankProcess, text: str) -> NoReturn:
 
 
 def _exit(code: int) -> NoReturn:
-    """End without the interpreter's farewell, which can wait for threads of a broken group."""
+    """End without the interpreter's farewell, which can wait for threads of a broken group.
+
+    And for a monitor: wandb 0.31.0 waits for its network then, for longer than a scheduler might.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

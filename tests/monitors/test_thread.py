@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,3 +144,25 @@ def test_one_that_hangs_holds_up_neither_the_others_nor_the_end(
             "reason": "it did not end in 0.5 s, and is left behind",
         }
     ]
+
+
+def test_a_rank_ends_while_a_monitor_waits_for_its_network() -> None:
+    program = """
+import atexit, os, sys, threading
+from pathlib import Path
+from launcher import worker
+from launcher.errors import ConfigError
+from launcher.rank import RankProcess
+from launcher.stop import StopRequest
+from launcher.topology import Topology
+from tests.monitors.test_thread import Hanging, Monitors
+
+worker._live = lambda *arguments: 75
+Monitors([Hanging(Path("never"))], Path("none"), None).begin(0, 0)
+atexit.register(threading.Event().wait)
+place = Topology(0, 1, 0, 1, "local", "127.0.0.1", 1)
+process = RankProcess(place, dict(os.environ), 0, StopRequest())
+sys.exit(worker.run(ConfigError("none"), [], process))
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, timeout=120)
+    assert done.returncode == 75
