@@ -19,6 +19,8 @@ _MODULES = {
 }
 _OF_THE_ENGINE = ("diff",)
 
+_INTERRUPTED = 130
+
 NAMES = sorted([*_MODULES, *_OF_THE_ENGINE])
 
 
@@ -42,3 +44,6 @@ def run(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # `... | head` has seen enough; the exit must not flush again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except KeyboardInterrupt:
+        print("everstep: interrupted", file=sys.stderr)
+        return _INTERRUPTED

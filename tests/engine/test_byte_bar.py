@@ -12,6 +12,8 @@ import pytest
 from engine import byte_bar, inspect
 from engine.__main__ import main
 from engine.byte_bar import ByteBar, moves_cursor
+from launcher import tools
+from launcher.seeing import status
 from tests.format import build
 from tests.terminal import terminal
 
@@ -110,9 +112,11 @@ def test_verify_on_a_terminal(tmp_path: Path) -> None:
 def test_an_interrupt_has_a_code_and_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ctrl-C, while the shards are read."""
+    """Ctrl-C, while the shards are read, and while a run is looked at."""
     build.checkpoint(tmp_path / "checkpoints")
     monkeypatch.setattr(inspect, "verify", lambda *_: signal.raise_signal(signal.SIGINT))
     assert main(["verify", str(tmp_path)]) == 130
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "engine: interrupted\n")
+    assert capsys.readouterr() == ("", "engine: interrupted\n")
+    monkeypatch.setattr(status, "runs_in", lambda *_: signal.raise_signal(signal.SIGINT))
+    assert tools.run(["status", str(tmp_path)]) == 130
+    assert capsys.readouterr() == ("", "everstep: interrupted\n")
