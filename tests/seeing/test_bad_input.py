@@ -309,7 +309,9 @@ def test_a_name_that_is_no_text(run: Path) -> None:
     renamed = run.with_name(os.fsdecode(b"run\xff\x1b[2J"))
     os.rename(run, renamed)
     assert shown(renamed).startswith("run run\ufffd\ufffd[2J: running")
-    for_programs(renamed)
+    for name in (MANIFEST, OWNER):  # what is wrong with them is said with their paths
+        garbage(renamed / name)
+    look(renamed)
     assert tools.run(["status", "x" * 300]) == tools.run(["report", "x" * 300]) == 2
 
 
