@@ -92,7 +92,7 @@ def _verify(options: argparse.Namespace) -> int:
     found = []
     with _bar(options, "", verifying.size_of(paths)) as bar:
         for number, path in enumerate(paths, 1):
-            counter = f"{number} of {len(paths)}: " if options.all else ""
+            counter = f"{number} of {len(paths)}: " if len(paths) > 1 else ""
             bar.name(f"{counter}{os.path.basename(path).partition('.')[0]}")
             one = verifying.verify(path, bar.advance)
             found.append(one)

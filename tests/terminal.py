@@ -1,5 +1,6 @@
 """A terminal for tests: a real pty, and what a person would see on its screen."""
 
+import contextlib
 import fcntl
 import os
 import select
@@ -25,8 +26,9 @@ class Terminal:
 
     def lines(self) -> list[str]:
         """Return what is on the screen, without the empty rest of it."""
-        self.stream.flush()
-        self._take_in()
+        if not self.stream.closed:
+            self.stream.flush()
+            self._take_in()
         shown = [line.rstrip() for line in self._screen.display]
         while shown and not shown[-1]:
             shown.pop()
@@ -38,6 +40,17 @@ class Terminal:
         seen, self._seen = self._seen, b""
         return text.encode() in seen
 
+    def follow(self) -> str:
+        """Take in all that comes until no process has the program's side open any more.
+
+        Return it as it came; this process's own `stream` is closed for that.
+        """
+        self.stream.close()
+        with contextlib.suppress(OSError):  # EIO: nobody has it open
+            while True:
+                self._feed(os.read(self._ours, 65536))
+        return self._seen.decode()
+
     @property
     def cursor(self) -> tuple[int, int]:
         """Line and column."""
@@ -45,9 +58,11 @@ class Terminal:
 
     def _take_in(self) -> None:
         while select.select([self._ours], [], [], 0)[0]:
-            data = os.read(self._ours, 65536)
-            self._seen += data
-            self._bytes.feed(data)
+            self._feed(os.read(self._ours, 65536))
+
+    def _feed(self, data: bytes) -> None:
+        self._seen += data
+        self._bytes.feed(data)
 
     def close(self) -> None:
         self.stream.close()

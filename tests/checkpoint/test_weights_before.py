@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine.checkpoint.committer import Committer
+from engine.checkpoint.under_way import Tally
 from engine.format import names
 from engine.protocol.retention import Retention
 from tests.protocol.saves import WORLD_SIZE, Run, Save
@@ -30,6 +31,7 @@ class Commits:
             Retention(9),
             60.0,
             lambda kind, **fields: self._said.append({"kind": kind, **fields}),
+            Tally(),
             lambda line: None,
         )
 

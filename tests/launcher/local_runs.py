@@ -14,7 +14,10 @@ STEPS = 20
 Bits = dict[int, tuple[Any, ...]]
 
 
-def start(directory: Path, *overrides: str, **environ: str) -> subprocess.Popen[str]:
+def start(
+    directory: Path, *overrides: str, terminal: int | None = None, **environ: str
+) -> subprocess.Popen[str]:
+    """Start the run; `terminal` is a descriptor for all that it says, in place of pipes."""
     return subprocess.Popen(
         [
             sys.executable,
@@ -28,8 +31,8 @@ def start(directory: Path, *overrides: str, **environ: str) -> subprocess.Popen[
         ],
         env=os.environ | {"PYTHONPATH": str(REPOSITORY), "DS_ACCELERATOR": "cpu"} | environ,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=terminal or subprocess.PIPE,
+        stderr=terminal or subprocess.PIPE,
         text=True,
     )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -13,6 +15,7 @@ from tests import tiny_run
 from tests.launcher.local_runs import STEPS, bits, faulty, records, run, start, wait_for_step
 from tests.seeing.documented import undocumented
 from tests.slurm.cluster_job import wait_for
+from tests.terminal import terminal
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +102,30 @@ def test_a_complete_run_says_so_and_writes_nothing_over(reference: Path) -> None
     assert code == 0
     assert "is complete" in said
     assert (reference / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_terminal_shows_a_resume_and_saves_that_take_seconds(
+    reference: Path, tmp_path: Path
+) -> None:
+    run_directory = tmp_path / "run"
+    shutil.copytree(reference, run_directory)
+    with terminal(100) as screen:
+        process = start(
+            run_directory,
+            "train.steps=25",
+            "checkpoint.max_bytes_per_second=100000",
+            terminal=screen.descriptor,
+            TERM="xterm",
+        )
+        said = screen.follow()
+        assert process.wait() == 0, said
+        assert "reading global_step20: " in said
+        shares = [int(share) for share in re.findall(r"saving 25 (\d+)%", said)]
+        assert shares == sorted(shares)
+        assert any(0 < share < 100 for share in shares)
+        bar, done = screen.lines()[-2:]
+        assert re.fullmatch(r"25/25 100%\|█+\| loss .* tokens/s, committed 25 .* ago", bar)
+        assert done == "done: 25 steps, and the checkpoint of the last is committed."
 
 
 def test_another_seed_is_not_this_run(reference: Path) -> None:
