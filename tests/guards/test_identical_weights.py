@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.incidents.page import incident
+from tests.incidents.shell import Shell
 from tests.launcher.local_runs import records, run
 
 pytestmark = pytest.mark.timeout(900)  # several starts, on machines that do other things as well
@@ -24,6 +26,7 @@ def test_an_optimizer_that_does_nothing_is_an_alarm_and_one_that_works_again_is_
         "model._target_=tests.guards.planted.Idle",
         f"+model.idles={idles}",
         "guard.on_identical_weights=stop",
+        "checkpoint.keep_last=9",
     )
     idles.touch()
     code, said = run(directory, "train.steps=400", *overrides)
@@ -38,6 +41,16 @@ def test_an_optimizer_that_does_nothing_is_an_alarm_and_one_that_works_again_is_
         ("identical_weights", 10, words)
     ]
     assert records(directory, "attempts.jsonl")[-1]["cause"] == words
+
+    page = incident("The weights do not move")
+    with Shell(tmp_path) as shell:
+        (tmp_path / "runs").mkdir()
+        directory.rename(shell.run_directory)
+        directory.symlink_to(shell.run_directory)
+        shell.say(f"{said}exit code {code}")
+        page.assert_seen(shell.evidence())
+        diff = page.command("python", global_step400="global_step5", global_step410="global_step10")
+        shell.run(diff, 1)
 
     idles.unlink()
     newest = records(directory, "metrics.jsonl")[-1]["step"]

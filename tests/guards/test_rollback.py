@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from engine.protocol import takeover
 from engine.protocol.layout import CheckpointDirectory
 from engine.stream import Component, Order, Stream
 from tests.guards.planted import LENGTH, POINTS, Counting
+from tests.incidents.page import incident
+from tests.incidents.shell import NAME, Shell
 from tests.launcher.local_runs import bits, records, run
 from tests.monitors.curves import MONITORS, assert_one_curve
 from tests.seeing.documented import undocumented
@@ -22,6 +25,7 @@ BATCH = 8
 BAD = range(15 * BATCH, 17 * BATCH)
 """The samples of steps 16 and 17."""
 FIRST, END = 14 * BATCH, 17 * BATCH
+WINDOW = f"{FIRST},{END}"
 """Left out: those, and step 15's, which the checkpoint of that step has used."""
 
 
@@ -92,6 +96,8 @@ def test_a_spike_is_gone_back_from_and_its_samples_are_left_out(
         "global_step15",
     ]
 
+    go_back_by_hand(said, directory, tmp_path, without_the_samples)
+
     # The window of losses comes from the checkpoint: at once it sees what it saw before.
     code, said = run(directory, *overrides(), "guard.on_spike=rollback", MONITORS)
     assert code == 0, said
@@ -109,6 +115,22 @@ def test_a_spike_is_gone_back_from_and_its_samples_are_left_out(
     assert "alarm" not in logs[1], "each attempt has a log of its own"
     (stray,) = (directory / "checkpoints" / ".stray").iterdir()
     assert stray.name.startswith("global_step15."), "it had used samples that are left out"
+
+
+def go_back_by_hand(said: str, directory: Path, folder: Path, reference: Path) -> None:
+    """Do with a copy of a run that the guard has stopped what docs/incidents.md says."""
+    page = incident("The loss spikes")
+    with Shell(folder, *overrides()) as shell:
+        shutil.copytree(directory, shell.run_directory)
+        shell.say(f"{said}exit code 70")
+        page.assert_seen(shell.evidence())
+        stream, diff = page.commands("python")
+        batch = shell.run(stream.replace("412", "16"))
+        assert all(str(index) in batch for index in BAD[:BATCH]), "the global indices"
+        shell.run(diff.replace("400", "10").replace("410", "15"))
+        back = page.command("everstep", global_step400="global_step10", **{"6576,6592": WINDOW})
+        shell.run(f"{shell.train} {back.partition(NAME)[2]}")
+        assert_like(shell.run_directory, reference)
 
 
 def test_a_run_that_is_only_warned_ends_higher(without_the_samples: Path, tmp_path: Path) -> None:
