@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.checkpoint import keeper_pipe
-from engine.checkpoint.collective import Agreement, Severity
+from engine.checkpoint.collective import Agreement
 from engine.checkpoint.copier import copier_for
 from engine.checkpoint.deepspeed_engine import install
 from engine.checkpoint.errors import CheckpointError, RefusedError
@@ -126,9 +126,8 @@ def _layout(ds_engine: Any, agreement: Agreement, options: CheckpointOptions) ->
             )
     except RefusedError as error:
         reason = str(error)
-    verdict = agreement.reach(Severity.STOP if reason else Severity.NONE, reason)
-    if layout is None or verdict.severity is not Severity.NONE:
-        raise RefusedError(str(verdict))
+    agreement.require(reason, RefusedError)
+    assert layout is not None, "without one there was a reason"
     return layout
 
 
@@ -138,9 +137,7 @@ def _keeper_pipe(environment: Mapping[str, str], agreement: Agreement) -> int | 
         pipe = keeper_pipe.inherited(environment)
     except CheckpointError as error:
         reason = str(error)
-    verdict = agreement.reach(Severity.STOP if reason else Severity.NONE, reason)
-    if verdict.severity is not Severity.NONE:
-        raise CheckpointError(str(verdict))
+    agreement.require(reason, CheckpointError)
     return pipe
 
 
@@ -155,9 +152,7 @@ def _require_shared(
             f"attempt {attempt.number} is not there after {_SEEN_SECONDS:g} s. Set checkpoint.dir "
             "to a directory that all nodes share"
         )
-    verdict = agreement.reach(Severity.STOP if reason else Severity.NONE, reason)
-    if verdict.severity is not Severity.NONE:
-        raise CheckpointError(str(verdict))
+    agreement.require(reason, CheckpointError)
 
 
 def _sees(attempt: AttemptDirectory, nonce: str) -> bool:
@@ -182,9 +177,7 @@ def _make_local_folder(
         folder = local.make_folder(local_dir, run, paths)
     except UnsuitableDirectoryError as error:
         reason = str(error)
-    verdict = agreement.reach(Severity.STOP if reason else Severity.NONE, reason)
-    if verdict.severity is not Severity.NONE:
-        raise CheckpointError(str(verdict))
+    agreement.require(reason, CheckpointError)
     return folder
 
 
@@ -221,7 +214,5 @@ def _start_writer(
         link.start()
     except (WriterStartError, OSError) as error:
         reason = str(error)
-    verdict = agreement.reach(Severity.STOP if reason else Severity.NONE, reason)
-    if verdict.severity is not Severity.NONE:
-        raise CheckpointError(str(verdict))
+    agreement.require(reason, CheckpointError)
     return link

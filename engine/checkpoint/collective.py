@@ -64,6 +64,12 @@ class Agreement:
         reasons = sorted((rank, why) for why, rank in first.items())
         return Verdict(gravest, tuple(f"rank {rank}: {why}" for rank, why in reasons))
 
+    def require(self, reason: str, error: type[Exception]) -> None:
+        """Raise `error` on every rank if one of them has a reason to; an empty text is none."""
+        verdict = self.reach(Severity.STOP if reason else Severity.NONE, reason)
+        if verdict.severity is not Severity.NONE:
+            raise error(str(verdict))
+
     def gather(self, numbers: Sequence[int]) -> list[list[int]]:
         """Return the numbers of every rank, by rank; each gives as many."""
         mine = torch.tensor(numbers, dtype=torch.int64)

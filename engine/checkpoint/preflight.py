@@ -9,7 +9,6 @@ import logging
 import os
 
 from engine.checkpoint import memory, old_writers
-from engine.checkpoint.collective import Severity
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.handover import BACKLOG, IMAGES
 from engine.checkpoint.options import CheckpointOptions
@@ -50,9 +49,7 @@ def check(session: Session, shard_bytes: int, options: CheckpointOptions) -> Non
         reasons = [f"how much room there is for checkpoints cannot be found out: {error}"]
     reason = "; ".join(filter(None, reasons))
     # No rank takes memory before all have looked.
-    verdict = session.agreement.reach(Severity.STOP if reason else Severity.NONE, reason)
-    if verdict.severity is not Severity.NONE:
-        raise CheckpointError(str(verdict))
+    session.agreement.require(reason, CheckpointError)
 
 
 def _this_host() -> int:

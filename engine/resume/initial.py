@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from engine.checkpoint.collective import Agreement, Severity
+from engine.checkpoint.collective import Agreement
 from engine.checkpoint.zero3 import Layout
 from engine.exchange.errors import ExchangeError
 from engine.exchange.pretrained import PretrainedDirectory
@@ -56,9 +56,7 @@ def _settle(agreement: Agreement, action: Any) -> None:
         action()
     except _ERRORS as error:
         reason = str(error) or type(error).__name__
-    verdict = agreement.reach(Severity.STOP if reason else Severity.NONE, reason)
-    if verdict.severity is not Severity.NONE:
-        raise ExchangeError(str(verdict))
+    agreement.require(reason, ExchangeError)
 
 
 class _Loader:

@@ -12,7 +12,6 @@ from typing import Any, cast
 import pytest
 
 from engine.checkpoint import memory, old_writers, preflight
-from engine.checkpoint.collective import Severity, Verdict
 from engine.checkpoint.errors import CheckpointError
 from engine.checkpoint.handover import BACKLOG
 from engine.checkpoint.memory import Room
@@ -37,8 +36,9 @@ class _Agreement:
         assert numbers == self._rows[self._rank]
         return self._rows
 
-    def reach(self, severity: Severity, reason: str) -> Verdict:
-        return Verdict(severity, (reason,) if reason else ())
+    def require(self, reason: str, error: type[Exception]) -> None:
+        if reason:
+            raise error(reason)
 
 
 @pytest.fixture
