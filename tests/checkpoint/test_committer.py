@@ -73,10 +73,13 @@ def test_a_commit_is_timed_from_the_seal(run: Run, clock: Clock) -> None:
     save, told = run.save(0, 10, ranks=[0]), Told(run, clock)
     told.add(save, sealed_at=clock.now - 7.0)
     assert told.reports == []
+    (waiting,) = told.tally.as_json()
+    assert (waiting["done"], waiting["total"]) == (1, WORLD_SIZE)
     save.write(1)
     clock.now += 5.0
     told.committer.serve()
     assert not told.committer.pending
+    assert told.tally.as_json() == []
     (report,) = told.reports
     assert (report["kind"], report["seconds"]) == ("committed", 12.0)
     read_whole(run.directory.tag("global_step10"))
