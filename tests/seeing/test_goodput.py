@@ -134,6 +134,29 @@ def test_a_start_that_is_refused_while_the_run_goes_on_costs_nothing(tmp_path: P
     assert (alive.wall, alive.other) == (170, 20), "it is the first one that lives"
 
 
+def test_a_run_whose_attempts_have_all_ended_does_not_last_until_now(tmp_path: Path) -> None:
+    """Its writers may be at work still; or a start waits for them, and has not the run yet."""
+    run = known_run(tmp_path)
+    assert goodput(attempts_of(records.read(tmp_path)), now=START + 5000).wall == 1000
+    run.bring_up(3, 1010)
+    found = goodput(attempts_of(records.read(tmp_path)), now=START + 1050)
+    assert (found.wall, found.starting, found.down) == (1050, 85 + 40, 178 + 10)
+
+
+def test_of_two_starts_at_once_the_one_that_had_the_run_last_counts(tmp_path: Path) -> None:
+    """The one that began first got it second, from where the other one had saved."""
+    run = Writer(tmp_path)
+    run.bring_up(1, 0)
+    run.bring_up(0, 5)
+    run.start(0, 10, from_step=0)
+    run.steps(0, 10, range(1, 5), 10)  # until 50
+    run.start(1, 60, from_step=3)
+    run.steps(1, 60, range(4, 7), 10)  # until 90
+    attempts = attempts_of(records.read(tmp_path))
+    assert [attempt.number for attempt in attempts] == [0, 1]
+    assert kept_steps(attempts) == [(0, 1), (0, 2), (0, 3), (1, 4), (1, 5), (1, 6)]
+
+
 def test_a_clock_that_goes_back_makes_no_time_negative(tmp_path: Path) -> None:
     run = Writer(tmp_path)
     run.bring_up(0, 1000)

@@ -132,6 +132,32 @@ def test_a_glance_shows_how_long_each_attempt_lived(long_run: Path) -> None:
     assert attempts[-1].last_step == STEPS, "the newest line is always read"
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("attempts", {"start_id": [], "event": "start"}),
+        ("attempts", {"start_id": "id1", "event": {}}),
+        ("metrics", {"attempt": [], "step": 1, "loss": 1.0, "step_seconds": 1.0}),
+        ("metrics", {"attempt": None, "step": 1, "loss": 1.0, "step_seconds": 1.0}),
+        ("metrics", {"attempt": 1, "step": 1.5, "loss": 1.0, "step_seconds": 1.0}),
+        ("metrics", {"attempt": 1, "step": 1, "loss": "1.0", "step_seconds": 1.0}),
+        ("metrics", {"attempt": 1, "step": 1, "loss": 1.0, "step_seconds": None}),
+        ("events", {"attempt": [], "event": "staged"}),
+        ("events", {"attempt": 1.5, "event": "staged"}),
+        ("events", {"attempt": 1, "event": None}),
+    ],
+)
+def test_a_line_that_is_of_nothing_is_passed_over(
+    tmp_path: Path, name: str, wrong: dict[str, object]
+) -> None:
+    run = known_run(tmp_path)
+    before = attempts_of(records.read(tmp_path))
+    run.line(name, 1100, **wrong)
+    found = records.read(tmp_path)
+    assert found.notes == [f"{name}.jsonl: 1 damaged or unknown lines were passed over"]
+    assert attempts_of(found) == before
+
+
 def test_a_newer_version_is_read_and_said(tmp_path: Path) -> None:
     """What it adds is passed over; only where it says so, something may have another meaning."""
     run = known_run(tmp_path)
