@@ -47,6 +47,8 @@ def test_a_full_disk(disk: Path) -> None:
     shell = Shell(disk)
     leave(disk, 600_000)
     said = shell.run(f"{shell.train} train.steps=100", 78)
+    assert said.count("checkpoint.dir has no room for two checkpoints") == 1, "once for all ranks"
+    assert not (shell.run_directory / "metrics.jsonl").exists()
     (checkpoint,) = map(int, re.findall(r"a checkpoint has (\d+) bytes", said))
 
     leave(disk, checkpoint * 5 // 2)  # two checkpoints, and no third on its way
