@@ -139,6 +139,20 @@ def test_a_start_that_would_begin_anew_where_the_run_has_not_saved_is_refused(
     log.refuse_lost_checkpoints("auto", directory)
 
 
+def test_damaged_lines_of_attempts_do_not_keep_a_run_from_starting(tmp_path: Path) -> None:
+    path = tmp_path / "attempts.jsonl"
+    half = '{"event": "end", "start_id": "b"}\n{"event": "start", "start_id": "b"}\n'
+    path.write_bytes(b'\xff\x00{[\n7\n{}\n{"event": "end", "start_id": []}\n' + half.encode())
+    log = AttemptLog(JsonLines(path), process(0))
+    assert [record["event"] for record in log.earlier()] == ["end", "start"]
+    check_progress(log.earlier(), 0, limit=3)
+    assert log.resume_mode("never") == "never"
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):  # and not a run without attempts
+        log.earlier()
+
+
 def test_other_ranks_record_nothing(tmp_path: Path) -> None:
     log = AttemptLog(JsonLines(tmp_path / "attempts.jsonl"), process(1))
     log.bring_up([])
