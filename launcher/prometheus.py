@@ -2,7 +2,8 @@
 
 Rank 0 replaces the file in one rename, at most every few seconds, at step edges: a reader never
 sees half of it. Link it into the collector's directory. The format is Prometheus' text exposition
-format, version 0.0.4. What cannot be written is logged once; it must not end a run.
+format, version 0.0.4; docs/records.md lists the metrics. What cannot be written is logged once; it
+must not end a run.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """The files of a run directory that people and scripts read; rank 0 writes them.
 
 Owns config.yaml, attempts.jsonl, metrics.jsonl, events.jsonl, rollbacks.jsonl (of
-`launcher.guards`) and the place of the ranks' logs. Nothing is ever written over: lines are
-appended, and the first attempt's configuration is kept.
+`launcher.guards`) and the place of the ranks' logs; docs/records.md has their fields. Nothing is
+ever written over: lines are appended, and the first attempt's configuration is kept.
 """
 
 import datetime
@@ -132,10 +132,11 @@ class RunDirectory:
         for number in range(attempt - 1, -1, -1):
             try:
                 text = (self._of_attempt(number) / "settings.json").read_text(encoding="utf-8")
-                settings: dict[str, Any] = json.loads(text)
-                return settings
-            except (OSError, json.JSONDecodeError):
+                settings = json.loads(text)
+            except (OSError, ValueError):
                 continue  # it never came to write it whole
+            if isinstance(settings, dict):
+                return settings
         return None
 
     def log_file(self, attempt: int, rank: int) -> Path:

@@ -53,6 +53,18 @@ def test_a_full_disk_loses_records_and_nothing_else(
     assert lines.read() == [{"step": 2}]
 
 
+def test_settings_that_an_attempt_left_in_pieces_are_those_of_the_one_before(
+    tmp_path: Path,
+) -> None:
+    directory = RunDirectory(str(tmp_path))
+    directory.keep_settings(3, {"seed": 1})
+    for attempt, content in ((4, b"\xff\x00"), (5, b'{"seed": 2'), (6, b"[]")):
+        directory.log_file(attempt, 0)
+        (tmp_path / "logs" / f"attempt_{attempt:04d}" / "settings.json").write_bytes(content)
+    assert directory.settings_before(9) == {"seed": 1}
+    assert directory.settings_before(3) is None
+
+
 def test_the_first_configuration_is_kept(tmp_path: Path) -> None:
     directory = RunDirectory(str(tmp_path))
     directory.keep_first_configuration({"seed": 1, "data": {"text": "a: b"}})
