@@ -20,7 +20,7 @@ from launcher.seeing.timeline import Attempt, attempts_of, living, newest_kept
 _RECENT_STEPS = 20
 _LARGEST_CONFIGURATION_BYTES = 1 << 20
 _LONGEST_SECONDS = 1e12
-_MOST_DIGITS = 18  # of a number of steps
+_MOST_STEPS = 10**18
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,8 @@ def _total_steps(configuration: Mapping[str, Any], attempts: Sequence[Attempt]) 
         for override in attempt.overrides:
             name, _, value = override.partition("=")
             if name.lstrip("+") == "train.steps" and value.isascii() and value.isdigit():
-                steps = int(value[:_MOST_DIGITS])
-    return steps if type(steps) is int and 0 <= steps < 10**_MOST_DIGITS else None
+                steps = int(value)
+    return steps if type(steps) is int and 0 <= steps < _MOST_STEPS else None
 
 
 def _section(configuration: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -297,12 +297,11 @@ def test_a_configuration_without_what_is_looked_for(run: Path, text: str, notes:
     assert look(run) == notes
 
 
-@pytest.mark.parametrize(
-    "override", ["train.steps=\u00b2", "train.steps=" + "9" * 5_000, "train.steps=\ud800", "="]
-)
-def test_overrides_that_no_launcher_took(run: Path, override: str) -> None:
-    Writer(run).bring_up(4, 1100, overrides=[override, None, ["train.steps=5"], "train.steps=\x00"])
+@pytest.mark.parametrize("steps", ["\u00b2", "9" * 30, "9" * 5_000, "-5", "1e3", "\ud800", ""])
+def test_a_number_of_steps_that_is_none_is_not_taken(run: Path, steps: str) -> None:
+    Writer(run).bring_up(4, 1100, overrides=[f"train.steps={steps}", None, ["train.steps=5"], "="])
     look(run)
+    assert for_programs(run)["total_steps"] in (100, None)
 
 
 def test_a_name_that_is_no_text(run: Path) -> None:
