@@ -52,6 +52,7 @@ def screen(run: Summary) -> list[str]:
         f"run {run.name}: {state_of(run)}",
         *_progress(run),
         *_goodput(run),
+        *_alarms(run),
         "",
         *_attempts(run),
         "",
@@ -117,6 +118,7 @@ def as_json(run: Summary) -> dict[str, Any]:
         ],
         "in_flight": [vars(save) for save in run.life.in_flight],
         "goodput": {"share": run.goodput.share, "seconds": run.goodput.by_cause()},
+        "alarms": alarms_of(run),
         "steps": {"kept": run.goodput.kept_steps, "lost": run.goodput.lost_steps},
         "notes": list(run.notes),
     }
@@ -153,6 +155,24 @@ def _goodput(run: Summary) -> list[str]:
         f"goodput {found.share:.1%} of {age_text(found.wall)}"
         + (f"  ({', '.join(others)})" if others else "")
         + lost
+    ]
+
+
+def _alarms(run: Summary) -> list[str]:
+    steps = alarms_of(run)
+    if not steps:
+        return []
+    of = f"the newest of step {steps[-1]}" if len(steps) > 1 else f"of step {steps[0]}"
+    return [f"{describe.counted(len(steps), 'alarm')} of the guards, {of}: events.jsonl says what"]
+
+
+def alarms_of(run: Summary) -> list[int]:
+    """Return the steps that the guards have told alarms of, in the order that they were told."""
+    return [
+        int(step)
+        for attempt in run.attempts
+        for step in attempt.written.events_of("alarm").step
+        if math.isfinite(step)
     ]
 
 

@@ -68,6 +68,20 @@ def test_one_screen_tells_how_a_run_stands(run: Path) -> None:
     ]
 
 
+def test_alarms_of_the_guards_are_told(run: Path) -> None:
+    writer = Writer(run)
+    told = [line for line in status.screen(summarize(run, NOW)) if "alarm" in line]
+    assert told == []
+    for at, step in ((450, 20), (460, 22)):
+        writer.event(1, at, "alarm", step=step, kind="spike", loss="9.0")
+    writer.event(1, 470, "alarm", kind="spike")  # of no step: a damaged line
+    found = summarize(run, NOW)
+    assert status.screen(found)[3] == (
+        "2 alarms of the guards, the newest of step 22: events.jsonl says what"
+    )
+    assert status.as_json(found)["alarms"] == [20, 22]
+
+
 def test_a_directory_of_runs_is_a_line_for_each(run: Path) -> None:
     other = Writer(run.with_name("exp2"))
     other.bring_up(0, 0)
