@@ -4,6 +4,7 @@ Everything here is collective: all ranks call it, in the same order. Errors that
 settings, the data or the checkpoint directory are settled among the ranks first and raised on all.
 """
 
+import datetime
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 from torch import distributed
 
 import engine
+from engine import inspect
 from engine.exchange import companions
 from engine.format.manifest import Manifest
 from engine.stream import Stream, StreamLoader
@@ -91,6 +93,7 @@ class Attempt:
         self._changed: list[str] = []  # settings, since the checkpoint or the attempt before
         self._accepted: list[Any] = []  # what data.accept_changed accepted; rank 0 knows
         self._client_state: dict[str, Any] = {}
+        self._resumed_from: Manifest | None = None  # rank 0 knows
         self._guard: Guard | None = None
 
     def train(self) -> tuple[int, str] | None:
@@ -168,6 +171,7 @@ class Attempt:
             findings = same_run.check(manifest, self._settings, self._stream, record)
         except ConfigError as error:
             raise engine.ResumeError(str(error)) from error
+        self._resumed_from = manifest
         self._changed = list(findings.free)
         self._accepted = same_run.accepted_changes(manifest, findings.data)
         if findings.data:
@@ -264,7 +268,7 @@ class Attempt:
         if self._run.planner is not None and not self._number:
             self._run.planner.restarted(self._run.log.seconds)
         try:
-            self._run.progress.begin(position.step, steps)
+            self._run.progress.begin(position.step, steps, self._committed_age())
             complete = loop.run()
         except engine.CheckpointError as error:
             raise SaveError(str(error)) from error
@@ -275,6 +279,11 @@ class Attempt:
         if loop.alarm is not None:
             return self._act_upon(loop.alarm, checkpointer, loop.position)
         return self._close(checkpointer, loop, complete, moved=loop.position != position)
+
+    def _committed_age(self) -> float | None:
+        manifest = self._resumed_from
+        now = datetime.datetime.now(datetime.timezone.utc)
+        return None if manifest is None else inspect.age_of(manifest, now).total_seconds()
 
     def _act_upon(
         self, alarm: Alarm, checkpointer: engine.Checkpointer, position: Position

@@ -82,13 +82,19 @@ class Display:
         self._committed_at: float | None = None
         self._bar: Any = None
         self._reading: ByteBar | None = None
-        self._shown_at = float("-inf")
+        self._shown_at = float("-inf")  # anything at all
+        self._step_at = float("-inf")  # a line of a step
 
-    def begin(self, from_step: int, total_steps: int) -> None:
-        """The steps begin, after `from_step` of `total_steps`."""
+    def begin(self, from_step: int, total_steps: int, committed_age: float | None = None) -> None:
+        """The steps begin, after `from_step` of `total_steps`.
+
+        `committed_age` is that of the checkpoint that they begin from, in seconds.
+        """
         self.close()
         self._total_steps = total_steps
         self._figures = self._first = self._committed_at = None
+        if committed_age is not None:
+            self._committed_at = self._clock() - committed_age
         if self._on_terminal:
             self._bar = tqdm(
                 initial=from_step,
@@ -106,7 +112,8 @@ class Display:
         if self._bar is not None:
             self._bar.set_description_str(self._fitted(), refresh=False)
             self._bar.update(figures.step - self._bar.n)
-        elif figures.step >= self._total_steps or now - self._shown_at >= LINE_EVERY_SECONDS:
+        elif figures.step >= self._total_steps or now - self._step_at >= LINE_EVERY_SECONDS:
+            self._step_at = now
             self.say(f"step {figures.step}/{self._total_steps}  {'  '.join(self._words())}")
 
     def staged(self, step: int) -> None:

@@ -88,14 +88,17 @@ class Progress:
             path = directory.path
             self._gauges = MetricsFile(path / "metrics.prom", path.name, total_steps)
 
-    def begin(self, from_step: int, steps: int) -> None:
-        """Show where the run stands before its first step; it is to come to `steps`."""
+    def begin(self, from_step: int, steps: int, committed_age: float | None) -> None:
+        """Show where the run stands before its first step; it is to come to `steps`.
+
+        `committed_age` is that of the checkpoint that it resumed from, in seconds, if it did.
+        """
         if self._gauges is not None:
             self._gauges.begin(self.attempt, from_step)
         if self.monitors is not None:
             self.monitors.begin(self.attempt, from_step)
         if self._directory is not None:
-            self._display.begin(from_step, steps)
+            self._display.begin(from_step, steps, committed_age)
 
     def step(self, report: StepReport, last_committed_step: int | None) -> None:
         """Record a finished step."""

@@ -91,6 +91,30 @@ def test_the_time_left_counts_this_attempts_steps_only(wide: Shown, from_step: i
         assert wide.line.startswith("303/400  76%|")
 
 
+def test_after_a_resume_the_age_is_that_of_what_was_resumed_from(wide: Shown) -> None:
+    wide.display.begin(7, 400, committed_age=3600.0)
+    assert wide.step(8, committed=7).endswith("committed 7 1 h 2 s ago")
+
+
+def test_a_log_of_long_steps_has_a_line_for_each_beside_those_of_saves() -> None:
+    clock, log = Clock(), io.StringIO()
+    display = Display(log, on_terminal=False, clock=clock)
+    display.begin(0, 100)
+    for step in range(1, 4):
+        clock.now += 20
+        display.under_way(work("save", 0, step, 4))  # as `poll` has it, just before the step ends
+        display.step(figures(step))
+    begun = [line.partition("  ")[0] for line in log.getvalue().splitlines()]
+    assert begun == [
+        "saving step 0: 25% of rank 0's 4 B",
+        "step 1/100",
+        "saving step 0: 50% of rank 0's 4 B",
+        "step 2/100",
+        "saving step 0: 75% of rank 0's 4 B",
+        "step 3/100",
+    ]
+
+
 def test_after_a_rollback_nothing_of_the_steps_before_is_shown(wide: Shown) -> None:
     wide.display.begin(0, 400)
     wide.step(1)
@@ -186,10 +210,10 @@ def test_a_log_gets_lines_and_no_carriage_return() -> None:
     assert log.getvalue().splitlines() == [
         "reading global_step7: 50% of 4.0 MiB",
         "resumes at step 7",
-        f"step 10/20  20 s left  {tail}",
-        f"step 13/20  14 s left  {tail}",
-        f"step 16/20  8 s left  {tail}",
-        f"step 19/20  2 s left  {tail}",
+        f"step 8/20  {tail}",
+        f"step 11/20  18 s left  {tail}",
+        f"step 14/20  12 s left  {tail}",
+        f"step 17/20  6 s left  {tail}",
         f"step 20/20  {tail}",
         "saving step 20: 50% of rank 0's 4 B",
         "saving step 20: 3 of 8 ranks",
