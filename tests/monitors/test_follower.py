@@ -178,10 +178,40 @@ def test_lines_of_an_attempt_that_was_taken_over_are_not_shown(
     run.attempts = 1
     one = run.follow(kind(tmp_path / "shown"), 3)
     run.train(3, 1)
-    run.record(line(6, 0) + line(7, 0))
+    run.record(line(5, 0) + line(6, 0) + line(7, 0))
+    catch_up(one)
+    assert_shows_what_is_kept(kind, run)
     run.train(4, 1)
     catch_up(one)
     assert_shows_what_is_kept(kind, run)
+
+
+class Forward(CsvFiles):
+    """Cannot go back."""
+
+    def go_back(self, step: int) -> None: ...
+
+
+def test_what_is_taken_back_already_is_not_even_written(run: Run, tmp_path: Path) -> None:
+    """For a service keeps what it is told of a step."""
+    run.train(0, 5)
+    one = run.follow(Forward(tmp_path / "shown"), 3)
+    catch_up(one)
+    assert_shows_what_is_kept(CsvFiles, run)
+
+
+@pytest.mark.parametrize(
+    "kept", ["", "ste", "step,loss\n", "step,loss\n1,0.5\n", "step,loss\n1,0.5\n1"]
+)
+def test_rows_go_on_after_the_last_whole_one(tmp_path: Path, kept: str) -> None:
+    (tmp_path / "train_loss.csv").write_text(kept)
+    monitor = CsvFiles(tmp_path)
+    monitor.open()
+    monitor.go_back(9)
+    monitor.write(Point(10, 0.0, {"train/loss": 0.25}))
+    monitor.close()
+    first = [(1, 0.5)] if "1,0.5\n" in kept else []
+    assert csv_curves(tmp_path) == {"train/loss": [*first, (10, 0.25)]}
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,9 @@ from launcher.monitors.tensorboard import TensorBoard
 from tests.monitors.curves import csv_curves, tensorboard_curves
 from tests.monitors.test_follower import line
 
+STEPS = 300
+"""More than are shown in one go."""
+
 
 class Failing(CsvFiles):
     """Cannot be opened the first `times`, and says when it was."""
@@ -63,7 +66,7 @@ class Full(CsvFiles):
 @pytest.fixture
 def metrics(tmp_path: Path) -> Path:
     path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(line(step, 0) for step in range(1, 100)))
+    path.write_text("".join(line(step, 0) for step in range(1, STEPS + 1)))
     return path
 
 
@@ -77,9 +80,9 @@ def test_what_is_recorded_is_shown_when_it_ends_however_much_it_is(
     tmp_path: Path, metrics: Path
 ) -> None:
     shown = Monitors([TensorBoard(tmp_path / "a"), CsvFiles(tmp_path / "b")], metrics, None)
-    shown.begin(0, 99)
+    shown.begin(0, STEPS)
     assert shown.end() == []
-    steps = list(range(1, 100))
+    steps = list(range(1, STEPS + 1))
     assert [step for step, _ in tensorboard_curves(tmp_path / "a")["train/loss"]] == steps
     assert [step for step, _ in csv_curves(tmp_path / "b")["train/loss"]] == steps
 
@@ -90,7 +93,7 @@ def test_a_monitor_that_failed_is_told_of_once_and_goes_on_from_where_it_was(
     monkeypatch.setattr(thread, "_RETRY_AFTER_SECONDS", 0.001)
     monitor = Failing(tmp_path / "shown", times=5)
     shown = Monitors([monitor], metrics, None)
-    shown.begin(0, 99)
+    shown.begin(0, STEPS)
     assert monitor.opened.wait(60)
     assert shown.end() == [
         {
@@ -100,14 +103,14 @@ def test_a_monitor_that_failed_is_told_of_once_and_goes_on_from_where_it_was(
         },
         {"event": "monitor_works_again", "monitor": "csv_monitor", "failures": 5},
     ]
-    assert len(csv_curves(tmp_path / "shown")["train/loss"]) == 99
+    assert len(csv_curves(tmp_path / "shown")["train/loss"]) == STEPS
 
 
 def test_a_full_disk_is_told_of_and_its_steps_are_shown_once_there_is_room(
     tmp_path: Path, metrics: Path
 ) -> None:
     shown = Monitors([Full(tmp_path / "shown")], metrics, None)
-    shown.begin(0, 99)
+    shown.begin(0, STEPS)
     assert shown.end() == [
         {
             "event": "monitor_failed",
@@ -117,10 +120,12 @@ def test_a_full_disk_is_told_of_and_its_steps_are_shown_once_there_is_room(
     ]
     assert (tmp_path / "shown" / "train_loss.csv").read_text().endswith("\n7,7.0\n8,")
     again = Monitors([CsvFiles(tmp_path / "shown")], metrics, None)
-    again.begin(1, 99)
+    again.begin(1, STEPS)
     assert again.end() == []
     curves = csv_curves(tmp_path / "shown")
-    assert [[step for step, _ in curve] for curve in curves.values()] == [list(range(1, 100))] * 3
+    assert [[step for step, _ in curve] for curve in curves.values()] == [
+        list(range(1, STEPS + 1))
+    ] * 3
 
 
 def test_one_that_hangs_holds_up_neither_the_others_nor_the_end(
@@ -129,7 +134,7 @@ def test_one_that_hangs_holds_up_neither_the_others_nor_the_end(
     monkeypatch.setattr(monitors, "_END_SECONDS", 0.5)
     hanging = Hanging(tmp_path / "never")
     shown = Monitors([hanging], metrics, None)
-    shown.begin(0, 99)
+    shown.begin(0, STEPS)
     assert hanging.reached.wait(60)
     events: list[dict[str, Any]] = shown.end()
     assert thread.any_left_behind()
