@@ -19,8 +19,10 @@ LONGEST_BYTES = 4 << 20
 """A longer line is damaged. The longest that a launcher writes have overrides, or many ranks."""
 
 _LARGEST_INTEGER = (1 << 63) - 1
-_USUAL_BYTES = 256  # of a line
+_PAGE_BYTES = 4096
 _BLOCK_BYTES = 1 << 20
+_LONG_BYTES = 1024
+"""Times the lines to look at: a file from which on looking here and there reads less than all."""
 
 
 class Lines:
@@ -56,7 +58,8 @@ class Lines:
         try:
             # Not blocking: another program's FIFO would never let go.
             descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            with open(descriptor, "rb", buffering=_BLOCK_BYTES) as file:
+            buffer = _BLOCK_BYTES if self._about is None else _PAGE_BYTES
+            with open(descriptor, "rb", buffering=buffer) as file:
                 if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                     raise OSError(errno.EINVAL, "Not a regular file", str(self._path))
                 yield from self._records(file)
@@ -78,7 +81,7 @@ class Lines:
     def _chosen(self, file: BinaryIO) -> Iterator[bytes]:
         size = file.seek(0, io.SEEK_END)
         file.seek(0)
-        if self._about is None or size <= self._about * _USUAL_BYTES:
+        if self._about is None or size <= self._about * _LONG_BYTES:
             yield from iter(lambda: self._line(file), b"")
             return
         yield self._line(file)
@@ -99,11 +102,13 @@ class Lines:
             self._rest_of_line(file)
 
     def _rest_of_line(self, file: BinaryIO) -> None:
-        while part := file.read(_BLOCK_BYTES):
+        size = _PAGE_BYTES
+        while part := file.read(size):
             end = part.find(b"\n") + 1
             if end:
                 file.seek(end - len(part), io.SEEK_CUR)
                 return
+            size = min(2 * size, _BLOCK_BYTES)
 
 
 def number(value: Any) -> float:

@@ -102,8 +102,9 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for row in range(1, STEPS + 1):
                 at = run.time(number * STEPS + row)
                 file.write(
-                    b'{"time": "%s", "attempt": %d, "step": %d, "loss": 1.0, "step_seconds": 1.0}\n'
-                    % (at.encode(), number, row)
+                    b'{"time": "%s", "attempt": %d, "step": %d, "loss": 2.8379510000000001, "lr": '
+                    b'0.00029999, "grad_norm": 0.71828182845904, "sample_offset": %d, '
+                    b'"step_seconds": 1.0}\n' % (at.encode(), number, row, 8 * row)
                 )
     return run.path
 
