@@ -88,8 +88,7 @@ def write(run: Summary, out: Path, limits: Limits | None = None) -> int:
     files = {
         f"{name}.png": report_canvas.as_png(drawing) for name, (drawing, _) in drawings.items()
     }
-    # A path may have halves of surrogate pairs in it, for bytes that are no UTF-8.
-    files[PAGE_NAME] = report_page.page(run, loss, shown, limits).encode(errors="replace")
+    files[PAGE_NAME] = report_page.page(run, loss, shown, limits).encode()
     _put(out, files)
     return len(files[PAGE_NAME])
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import itertools
 import json
+import math
 import os
 import shutil
 import time
@@ -266,7 +267,7 @@ def test_names_that_nobody_wrote(run: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "[" * 1_500,
+        "[" * 500,
         "- a list",
         "train: {steps: 2001-99-99}",
         f"train: {{steps: {'9' * 5_000}}}",
@@ -311,7 +312,18 @@ def test_a_name_that_is_no_text(run: Path) -> None:
     for name in (MANIFEST, OWNER):  # what is wrong with them is said with their paths
         garbage(renamed / name)
     look(renamed)
+    page(renamed).encode()
     assert tools.run(["status", "x" * 300]) == tools.run(["report", "x" * 300]) == 2
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e308, -1.0, 0])
+def test_a_run_that_lives_has_made_steps_of_nonsense(run: Path, value: float) -> None:
+    for step in range(64, 90):
+        fields = {"loss": value, "step_seconds": value, "sample_offset": value}
+        Writer(run).line("metrics", 1060, attempt=3, step=step, **fields)
+    assert look(run) == []
+    assert "step 89 of 100" in shown(run)
+    assert for_programs(run)["loss"] == (value if math.isfinite(value) else None)
 
 
 def test_a_report_of_nonsense_is_drawn(
