@@ -76,7 +76,7 @@ def test_a_setting_of_the_table_exists_and_has_the_default_it_is_said_to(
 ) -> None:
     chosen = chosen_by_default()
     composed = {f"{group}={name}" for group, name in chosen.items()}
-    known = chosen | {
+    known = {group: name or "null" for group, name in chosen.items()} | {
         entry.name: entry.default
         for section in sections()
         if "=" not in section.title or section.title in composed

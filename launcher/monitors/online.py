@@ -2,7 +2,7 @@
 
 DeepSpeed 0.19.8 begins a new one with every start. Here the run directory keeps the identity that
 an attempt goes on with. Neither service takes a step back that it has been told of: Weights &
-Biases keeps what it heard first of a step, Comet shows both.
+Biases keeps what it heard first of a step, Comet is told both.
 """
 
 from collections.abc import Mapping, MutableMapping
