@@ -64,7 +64,7 @@ def weight_spans(plan: ShardPlan) -> tuple[tuple[int, int], ...]:
     spans: list[tuple[int, int]] = []
     for entry in plan.entries:
         begin, end = plan.spans[entry.name]
-        if not entry.name.startswith("master/") or begin == end:
+        if not entry.name.startswith("master/"):
             continue
         if spans and spans[-1][1] == begin:
             begin = spans.pop()[0]

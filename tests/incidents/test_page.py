@@ -36,6 +36,7 @@ def test_its_links_lead_to_its_sections() -> None:
 def test_the_settings_that_it_names_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["everstep"])
     known = compose("experiment=tiny").as_dict()
+    known["launch"] |= compose("experiment=tiny", "launch=slurm").as_dict()["launch"]
     named = re.findall(rf"`({page.SETTING.pattern})(?:=[^`]*)?`", DOCUMENT.read_text("utf-8"))
     assert named
     for name in named:

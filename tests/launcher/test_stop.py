@@ -67,6 +67,11 @@ def test_the_sum_over_ranks_is_read_as_mean_loss_and_or() -> None:
         assert (edge.loss, edge.stop, edge.save) == (0.1 + 0.2, False, True)
         edge = agreement.begin(loss=3.0, stop=True, save=False)()
         assert (edge.loss, edge.stop, edge.save) == (3.0, True, False)
+        for flag in ("stop_file", "alarm"):
+            edge = agreement.begin(loss=3.0, stop=False, save=False, **{flag: True})()
+            said = {"stop_file": edge.stop_file, "alarm": edge.alarm}
+            assert said == {name: name == flag for name in said}
+            assert edge.stop == edge.stop_file, "the file is a stop"
         # With four ranks of which two were asked: the sums that arrive.
         four = Agreement(distributed.new_group(backend="gloo"), world_size=4)
         edge = four.begin(loss=10.0, stop=True, save=False)()
