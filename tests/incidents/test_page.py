@@ -36,7 +36,8 @@ def test_its_links_lead_to_its_sections() -> None:
 def test_the_settings_that_it_names_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["everstep"])
     known = compose("experiment=tiny").as_dict()
-    known["launch"] |= compose("experiment=tiny", "launch=slurm").as_dict()["launch"]
+    job = compose("launch=slurm", "launch.nodes=2", "launch.ranks_per_node=1")
+    known["launch"] |= job.as_dict()["launch"]
     named = re.findall(rf"`({page.SETTING.pattern})(?:=[^`]*)?`", DOCUMENT.read_text("utf-8"))
     assert named
     for name in named:
