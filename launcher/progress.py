@@ -124,7 +124,7 @@ class Progress:
             Figures(report.step, report.loss, report.step_seconds, tokens, last_committed_step)
         )
         if self.monitors is not None:
-            for event in self.monitors.news():
+            for event in self.monitors.step_done():
                 self.event(event)
 
     def end_steps(self) -> None:

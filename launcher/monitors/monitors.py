@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.config import Settings
+from launcher.errors import ConfigError
 from launcher.monitors import settings as chosen
 from launcher.monitors.follower import Follower
 from launcher.monitors.point import Monitor
@@ -16,6 +17,9 @@ _END_SECONDS = 10.0
 
 class Monitors:
     """Shows what metrics.jsonl says, beside the training. Training thread of rank 0.
+
+    The threads start when a step is done: the workers of the data have been forked by then. A fork
+    in the middle of another thread's import would leave the child a lock that nobody lets go.
 
     Args:
         monitors: not open yet.
@@ -46,8 +50,10 @@ class Monitors:
             for monitor in self._monitors
         ]
 
-    def news(self) -> list[dict[str, Any]]:
-        """Return the events since the last call, for the records."""
+    def step_done(self) -> list[dict[str, Any]]:
+        """Take note that a step is recorded; return the events since the last call."""
+        for thread in self._threads:
+            thread.start()
         return [event for thread in self._threads for event in thread.news()]
 
     def end(self) -> list[dict[str, Any]]:
@@ -57,6 +63,7 @@ class Monitors:
         """
         deadline = time.monotonic() + _END_SECONDS
         for thread in self._threads:
+            thread.start()
             thread.ask_to_end()
         late = [
             {
@@ -67,9 +74,9 @@ class Monitors:
             for thread in self._threads
             if not thread.wait(deadline - time.monotonic())
         ]
-        news = [*self.news(), *late]
+        events = [event for thread in self._threads for event in thread.news()]
         self._threads = []
-        return news
+        return [*events, *late]
 
 
 def monitors_of(settings: Settings, environ: MutableMapping[str, str]) -> Monitors:
@@ -77,29 +84,41 @@ def monitors_of(settings: Settings, environ: MutableMapping[str, str]) -> Monito
 
     Args:
         environ: of this process; what Weights & Biases reads is added to it.
+
+    Raises:
+        ConfigError: a package is there, but cannot be used.
     """
-    run, directory = settings.run.name, Path(settings.run.dir)
-    monitors: list[Monitor] = []
+    monitors = []
     for name in chosen.enabled(settings.deepspeed):
-        section: Mapping[str, Any] = settings.deepspeed[name]
-        if name == chosen.TENSORBOARD:
-            from launcher.monitors.tensorboard import TensorBoard
-
-            monitors.append(TensorBoard(_place(section)))
-        elif name == chosen.CSV:
-            from launcher.monitors.csv_files import CsvFiles
-
-            monitors.append(CsvFiles(_place(section)))
-        elif name == chosen.WANDB:
-            from launcher.monitors.online import WeightsAndBiases
-
-            monitors.append(WeightsAndBiases(section, run, directory, environ))
-        else:
-            from launcher.monitors.online import Comet
-
-            monitors.append(Comet(section, run, directory, settings.batch.global_size))
+        try:
+            monitors.append(_monitor_of(name, settings, environ))
+        except Exception as error:  # a broken installation can raise anything
+            raise ConfigError(
+                f"deepspeed.{name}.enabled=true: its package cannot be imported "
+                f"({type(error).__name__}: {error}). Install it again, or leave the monitor out."
+            ) from error
     tokens_per_step = settings.batch.global_size * settings.data.seq_len
-    return Monitors(monitors, directory / "metrics.jsonl", tokens_per_step)
+    return Monitors(monitors, Path(settings.run.dir, "metrics.jsonl"), tokens_per_step)
+
+
+def _monitor_of(name: str, settings: Settings, environ: MutableMapping[str, str]) -> Monitor:
+    section: Mapping[str, Any] = settings.deepspeed[name]
+    run, directory = settings.run.name, Path(settings.run.dir)
+    if name == chosen.TENSORBOARD:
+        from launcher.monitors.tensorboard import TensorBoard
+
+        return TensorBoard(_place(section))
+    if name == chosen.CSV:
+        from launcher.monitors.csv_files import CsvFiles
+
+        return CsvFiles(_place(section))
+    if name == chosen.WANDB:
+        from launcher.monitors.online import WeightsAndBiases
+
+        return WeightsAndBiases(section, run, directory, environ)
+    from launcher.monitors.online import Comet
+
+    return Comet(section, run, directory, settings.batch.global_size)
 
 
 def _place(section: Mapping[str, Any]) -> Path:

@@ -17,7 +17,7 @@ _THREAD_NAME = "monitor"
 
 
 class FollowerThread:
-    """Runs one follower until it is closed. Its thread is there when this returns."""
+    """Runs one follower, from `start` until it is asked to end."""
 
     def __init__(self, follower: Follower) -> None:
         self.name = follower.name
@@ -28,7 +28,11 @@ class FollowerThread:
         self._thread = threading.Thread(
             target=self._run, name=f"{_THREAD_NAME} {follower.name}", daemon=True
         )
-        self._thread.start()
+
+    def start(self) -> None:
+        """Begin, unless it has begun."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def news(self) -> list[dict[str, Any]]:
         """Return the events since the last call."""

@@ -104,3 +104,13 @@ def test_all_monitors_are_built_without_a_disk_or_a_network(tmp_path: Path) -> N
     composed = compose("monitor=[tensorboard,csv,wandb,comet]", f"run.dir={tmp_path}/run")
     monitors_of(composed, {})
     assert not (tmp_path / "run").exists()
+
+
+def test_a_package_that_cannot_be_imported_is_a_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
+    monkeypatch.delitem(sys.modules, "launcher.monitors.tensorboard", raising=False)
+    composed = compose("monitor=tensorboard", f"run.dir={tmp_path}")
+    with pytest.raises(ConfigError, match=r"tensorboard\.enabled=true: .*ModuleNotFoundError"):
+        monitors_of(composed, {})

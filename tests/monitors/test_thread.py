@@ -94,6 +94,8 @@ def test_a_monitor_that_failed_is_told_of_once_and_goes_on_from_where_it_was(
     monitor = Failing(tmp_path / "shown", times=5)
     shown = Monitors([monitor], metrics, None)
     shown.begin(0, STEPS)
+    assert not thread.any_left_behind(), "before the first step"
+    assert shown.step_done() == []
     assert monitor.opened.wait(60)
     assert shown.end() == [
         {
@@ -135,6 +137,7 @@ def test_one_that_hangs_holds_up_neither_the_others_nor_the_end(
     hanging = Hanging(tmp_path / "never")
     shown = Monitors([hanging], metrics, None)
     shown.begin(0, STEPS)
+    shown.step_done()
     assert hanging.reached.wait(60)
     events: list[dict[str, Any]] = shown.end()
     assert thread.any_left_behind()
@@ -163,7 +166,9 @@ from launcher.topology import Topology
 from tests.monitors.test_thread import Hanging, Monitors
 
 worker._live = lambda *arguments: 75
-Monitors([Hanging(Path("never"))], Path("none"), None).begin(0, 0)
+shown = Monitors([Hanging(Path("never"))], Path("none"), None)
+shown.begin(0, 0)
+shown.step_done()
 atexit.register(threading.Event().wait)
 place = Topology(0, 1, 0, 1, "local", "127.0.0.1", 1)
 process = RankProcess(place, dict(os.environ), 0, StopRequest())
