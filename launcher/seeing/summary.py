@@ -20,6 +20,7 @@ from launcher.seeing.timeline import Attempt, attempts_of, living, newest_kept
 _RECENT_STEPS = 20
 _LARGEST_CONFIGURATION_BYTES = 1 << 20
 _LONGEST_SECONDS = 1e12
+_NAMED = 8
 _MOST_STEPS = 10**18
 
 
@@ -90,6 +91,10 @@ def summarize(path: Path, clock: float | None = None) -> Summary:
     found = records.read(path)
     notes = list(found.notes)
     attempts = attempts_of(found)
+    lost = [str(one.number) for one in attempts if not one.details and one.number is not None]
+    if lost:
+        named = ", ".join(lost[:_NAMED]) + (" ..." if len(lost) > _NAMED else "")
+        notes.append(f"attempts.jsonl: how attempt {named} began is not in it")
     configuration = _configuration(path, notes)
     directory = _checkpoints_of(path, configuration, notes)
     life = life_of(directory)

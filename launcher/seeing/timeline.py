@@ -88,10 +88,12 @@ def attempts_of(records: Records) -> list[Attempt]:
     found = list(by_start.values())
     numbered = {attempt.number: attempt for attempt in found if attempt.number is not None}
     for number, written in records.by_attempt.items():
-        attempt = numbered.get(number)
+        attempt = numbered.get(number) or _nameless(found, written)
         if attempt is None:  # its lines of attempts.jsonl are lost: what it did is not
-            first = written.steps.step[0] - 1 if written.steps else None
-            found.append(attempt := Attempt(number, from_step=first))
+            found.append(attempt := Attempt())
+        attempt.number = number
+        if attempt.from_step is None and written.steps:
+            attempt.from_step = written.steps.step[0] - 1
         for at in attempt.written.span or ():
             written.saw(at)
         attempt.written = written
@@ -126,6 +128,24 @@ def living(attempts: Sequence[Attempt]) -> Attempt | None:
         if waiting is None and not attempt.has_ended:
             waiting = attempt
     return waiting
+
+
+def _nameless(attempts: Sequence[Attempt], written: Written) -> Attempt | None:
+    """Return the attempt that must have written something before its number was on record.
+
+    One that ended while it resumed, say: the newest start without a number that began before, and
+    lasted as long.
+    """
+    if written.span is None:
+        return None
+    first, last = written.span
+    candidates = [
+        (span[0], place)
+        for place, attempt in enumerate(attempts)
+        if attempt.number is None and (span := attempt.written.span) is not None
+        if span[0] <= first and (last <= span[1] or not attempt.has_ended)
+    ]
+    return attempts[max(candidates)[1]] if candidates else None
 
 
 def _in_order(attempts: Sequence[Attempt]) -> list[Attempt]:

@@ -64,10 +64,7 @@ class Writer:
             at,
             event="end",
             start_id=f"id{number}",
-            attempt=number,
-            exit_code=code,
-            cause=cause,
-            **fields,
+            **({"attempt": number, "exit_code": code, "cause": cause} | fields),
         )
 
 

@@ -193,6 +193,30 @@ def test_damaged_records_are_read_as_far_as_they_can_be(tmp_path: Path, name: st
     goodput(attempts_of(found))
 
 
+def test_events_of_a_start_that_ended_while_it_resumed_are_its_own(tmp_path: Path) -> None:
+    """It had a number already, which is on record with `start` only."""
+    run = known_run(tmp_path)
+    for number, at in ((3, 1100), (4, 1200), (5, 1300)):
+        run.bring_up(number, at)
+        run.event(number, at + 30, "damaged", tag="global_step60", reason="a digest differs")
+        if number != 4:  # which was killed
+            run.end(number, at + 40, 1, "ResumeError", attempt=None)
+    run.bring_up(6, 1400)
+    attempts = attempts_of(records.read(tmp_path))
+    assert [(one.number, one.last_step) for one in attempts[3:]] == [
+        (3, None),
+        (4, None),
+        (5, None),
+        (None, None),
+    ]
+    assert [one.span for one in attempts[3:]] == [
+        (START + 1100, START + 1140),
+        (START + 1200, START + 1230),
+        (START + 1300, START + 1340),
+        (START + 1400, START + 1400),
+    ]
+
+
 def test_without_their_lines_attempts_are_known_by_what_they_did(tmp_path: Path) -> None:
     """attempts.jsonl is lost: where an attempt began is told by its first step."""
     known_run(tmp_path)
