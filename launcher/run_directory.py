@@ -60,7 +60,12 @@ class JsonLines:
         fsync_directory(str(self.path.parent))
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the whole records; a line that a killed attempt left unfinished is passed over."""
+        """Return all records; a line that a killed attempt left unfinished is passed over.
+
+        Raises:
+            OSError: the file cannot be read; that there is none is no error.
+            ValueError: a line has its end, and is damaged all the same.
+        """
         try:
             text = self.path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -69,8 +74,9 @@ class JsonLines:
         for line in text.splitlines():
             try:
                 records.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
+            except json.JSONDecodeError as error:
+                if line.endswith("}"):
+                    raise ValueError(f"a damaged line: {line!r}") from error
         return records
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ class Rollbacks:
         """
         try:
             records = self._lines.read()
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise ConfigError(f"{self.path}, the record of rollbacks: {error}") from error
         found = []
         for record in records:

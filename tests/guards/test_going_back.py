@@ -117,9 +117,10 @@ def test_a_record_of_something_else_is_an_error_that_names_the_file(
 
 def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "rollbacks.jsonl"
-    path.write_bytes(b'{"skip": [1, 2]}\n\xff\n')
-    with pytest.raises(ConfigError, match=r"rollbacks\.jsonl, the record of rollbacks"):
-        rollbacks(tmp_path).ranges()
+    for damaged in (b"\xff\n", b'{"skip": [3 4]}\n', b'"skip": [3, 4]}\n'):
+        path.write_bytes(b'{"skip": [1, 2]}\n' + damaged)
+        with pytest.raises(ConfigError, match=r"rollbacks\.jsonl, the record of rollbacks"):
+            rollbacks(tmp_path).ranges()
     path.unlink()
     path.mkdir()
     with pytest.raises(ConfigError, match="Is a directory"):
