@@ -11,7 +11,6 @@ from typing import Any
 
 PAGE = Path(__file__).parents[2] / "docs" / "records.md"
 
-
 _IS = {
     "string": lambda value: isinstance(value, str),
     "integer": lambda value: type(value) is int,
