@@ -46,15 +46,23 @@ class Figures:
 
 @dataclass
 class _Save:
-    """A save that is under way, and the writer's last word on it."""
+    """A save that is under way, and the writer's last word on it.
+
+    is_local  it is committed in the local tier, and drains from there
+    """
 
     since: float
     work: UnderWay | None = None
+    is_local: bool = False
+
+    @property
+    def verb(self) -> str:
+        return "draining" if self.is_local else "saving"
 
     def far(self, now: float) -> str:
         work = self.work
         if work is None:
-            return f"for {age_text(now - self.since)}"
+            return "waits" if self.is_local else f"for {age_text(now - self.since)}"
         if work.kind == "commit":
             return f"{work.done} of {work.total} ranks"
         to = " locally" if work.kind == "save_locally" else ""
@@ -120,6 +128,13 @@ class Display:
         """The save of a step is under way from now on."""
         self._saves[step] = _Save(self._clock())
 
+    def committed_locally(self, step: int) -> None:
+        """The save of a step is on all nodes' own disks, and goes on to the shared one."""
+        save = self._saves.setdefault(step, _Save(self._clock()))
+        save.is_local = True
+        if save.work is not None and save.work.kind == "save_locally":
+            save.work = None
+
     def settled(self, step: int, *, committed: bool) -> None:
         """The save of a step has come to its end."""
         self._saves.pop(step, None)
@@ -141,7 +156,7 @@ class Display:
             self._refresh()
         elif self._clock() - self._shown_at >= WAITING_LINE_EVERY_SECONDS:
             of = "" if work.kind == "commit" else f" of rank 0's {size_text(work.total)}"
-            self.say(f"saving step {step}: {save.far(self._clock())}{of}")
+            self.say(f"{save.verb} step {step}: {save.far(self._clock())}{of}")
 
     def say(self, text: str) -> None:
         """Write a line, above the bar if there is one."""
@@ -226,7 +241,7 @@ class Display:
 
     def _saves_in_words(self) -> list[str]:
         now = self._clock()
-        return [f"saving {step} {save.far(now)}" for step, save in self._saves.items()]
+        return [f"{save.verb} {step} {save.far(now)}" for step, save in self._saves.items()]
 
 
 def _share(work: UnderWay) -> str:

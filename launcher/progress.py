@@ -167,5 +167,7 @@ class Progress:
             return
         if kind == "staged":
             self._display.staged(step)
+        elif kind == "committed_locally":
+            self._display.committed_locally(step)
         elif kind in _LAST_WORDS:
             self._display.settled(step, committed=kind == "committed")

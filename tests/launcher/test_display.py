@@ -148,6 +148,20 @@ def test_the_last_wait_is_shown_moving(wide: Shown) -> None:
     assert wide.screen.cursor == (1, 0), "the shell's prompt comes after it"
 
 
+def test_what_is_on_the_nodes_disks_drains(wide: Shown) -> None:
+    wide.display.begin(0, 10)
+    wide.display.staged(1)
+    wide.display.under_way(work("save_locally", 1, 1, 4))
+    assert wide.step(1).endswith("saving 1 25% locally")
+    wide.display.under_way(work("save_locally", 1, 4, 4))
+    wide.display.committed_locally(1)
+    assert wide.step(2).endswith("draining 1 waits")
+    wide.display.under_way(work("save", 1, 1, 2))
+    assert wide.step(3).endswith("draining 1 50%")
+    wide.display.settled(1, committed=True)
+    assert "draining" not in wide.step(4, committed=1)
+
+
 @pytest.mark.parametrize("columns", [40, 60, 80, 100])
 def test_a_narrow_terminal_keeps_what_matters_on_one_line(columns: int) -> None:
     with terminal(columns) as screen, Shown(screen) as shown:
