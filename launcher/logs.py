@@ -37,10 +37,8 @@ def configure(rank: int, *, on_terminal: bool) -> None:
     Args:
         on_terminal: whether that is a terminal with a bar; rank 0 draws it.
     """
-    handler = _AroundTheBar(over_another=on_terminal and rank != 0)
-    handler.setFormatter(logging.Formatter(f"[rank {rank}] %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
-    root.handlers = [handler]
+    root.handlers = [handler_of(rank, on_terminal=on_terminal)]
     root.setLevel(logging.WARNING)
     for name in _OURS:
         logging.getLogger(name).setLevel(logging.INFO)
@@ -48,6 +46,13 @@ def configure(rank: int, *, on_terminal: bool) -> None:
     # names that torch 2.13 deprecates: nothing that a user of either could change.
     logging.getLogger("DeepSpeed").addFilter(_is_not_about_the_cpu)
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.")
+
+
+def handler_of(rank: int, *, on_terminal: bool) -> logging.Handler:
+    """Return what writes a rank's warnings; see `configure`."""
+    handler = _AroundTheBar(over_another=on_terminal and rank != 0)
+    handler.setFormatter(logging.Formatter(f"[rank {rank}] %(levelname)s %(name)s: %(message)s"))
+    return handler
 
 
 def write_to(path: Path) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import logging
+import os
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from engine import UnderWay
+from launcher import logs
 from launcher.display import Display, Figures
 from tests.terminal import Terminal, terminal
 
@@ -185,6 +189,24 @@ def test_lines_go_above_the_bar(wide: Shown) -> None:
     wide.step(2)
     above, bar = wide.screen.lines()
     assert above == "note: something."
+    assert bar.startswith("2/10  20%|")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_warning_does_not_tear_the_bar(
+    wide: Shown, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 is another process: it has the terminal open for itself, and knows of no bar."""
+    with open(os.dup(wide.screen.descriptor), "w", encoding="utf-8") as its_own:
+        monkeypatch.setattr(sys, "stderr", its_own if rank else wide.screen.stream)
+        handler = logs.handler_of(rank, on_terminal=True)
+        wide.display.begin(0, 10)
+        wide.step(1)
+        handler.emit(logging.makeLogRecord({"msg": "slow disk", "name": "x", "levelname": "W"}))
+        its_own.flush()
+        wide.step(2)
+    above, bar = wide.screen.lines()
+    assert above == f"[rank {rank}] W x: slow disk"
     assert bar.startswith("2/10  20%|")
 
 
