@@ -6,8 +6,8 @@ recorded but could not show any more, and has the monitor forget what is taken b
 is switched on in the middle of a run thus shows the run from its first step, and one that failed
 goes on where it was.
 
-One thread at a time may call a follower. It reads the file in slices, for a step of the training
-waits up to 5 ms whenever it needs the interpreter and another thread is computing.
+One thread at a time may call a follower. It works in slices of a few milliseconds, so that the
+training thread, which needs the interpreter again and again, does not have to wait for it long.
 """
 
 import json
@@ -62,7 +62,7 @@ class Follower:
         self._earlier_bytes = _size_of(metrics)
         self._mark: Mark | None = None  # of what is durable; from the file at first
         self._is_open = False
-        self._has_begun = False
+        self._has_begun = False  # this attempt, as far as the monitor was shown it
         self._has_damaged_lines = False
 
     def catch_up(self) -> bool:
@@ -94,7 +94,6 @@ class Follower:
     def give_up(self) -> None:
         """End what is open. Never raises."""
         self._is_open = False
-        self._has_begun = False
         try:
             self._monitor.close()
         except Exception as error:  # whatever it is, there is nothing left to do about it
@@ -108,6 +107,7 @@ class Follower:
         if not self._is_open:
             self._monitor.open()
             self._monitor.go_back(self._mark.step)
+            self._has_begun = self._mark.offset > self._earlier_bytes
             self._is_open = True
         return self._mark
 

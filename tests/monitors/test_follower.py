@@ -24,11 +24,11 @@ KINDS = (TensorBoard, CsvFiles)
 
 
 class KilledError(Exception):
-    """The attempt ends here."""
+    """The attempt ends here, or the monitor is tried again."""
 
 
 class Mortal:
-    """A monitor whose process is killed before one of its calls: what is buffered is lost."""
+    """A monitor that is killed before one of its calls, once: what is buffered is lost."""
 
     def __init__(self, monitor: Monitor, calls: int) -> None:
         self._monitor = monitor
@@ -42,6 +42,7 @@ class Mortal:
             for path, size in sizes.items():
                 with path.open("r+b") as file:
                     file.truncate(size)
+            self._calls = -1
             raise KilledError
         self._calls -= 1
         return getattr(self._monitor, name)
@@ -137,14 +138,20 @@ def test_a_curve_has_every_kept_step_once_whatever_was_killed(kind: Any, data: A
             calls = data.draw(st.none() | st.integers(0, 40), label="calls until it is killed")
             monitor: Any = kind(run.directory / "shown")
             one = run.follow(monitor if calls is None else Mortal(monitor, calls), step)
-            try:
-                for steps in data.draw(st.lists(st.integers(0, 7), max_size=3), label="steps"):
-                    run.train(step, steps)
-                    step += steps
+            dies = data.draw(st.booleans(), label="the attempt dies with it")
+            for steps in data.draw(st.lists(st.integers(0, 7), max_size=3), label="steps"):
+                run.train(step, steps)
+                step += steps
+                try:
                     catch_up(one)
+                except KilledError:
+                    if dies:
+                        run.record(data.draw(st.sampled_from(["", "\n", '{"time": "20\n'])))
+                        break
+                    one.give_up()
+                    catch_up(one)
+            else:
                 one.give_up()
-            except KilledError:
-                run.record(data.draw(st.sampled_from(["", "\n", '{"time": "20\n'])))
             run.attempts += 1
         last_one = run.follow(kind(run.directory / "shown"), run.kept[-1][0] if run.kept else 0)
         catch_up(last_one)
