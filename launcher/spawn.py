@@ -191,6 +191,8 @@ class _Group:
                 v for v in requeue.VERDICTS if v in {rank.code for rank in self._ranks}
             )
             return
+        if sys.stderr.isatty() and failed[0].rank == 0 and (failed[0].code or 0) < 0:
+            print(file=sys.stderr)  # killed, it could not end the line with its bar
         first = min(failed, key=_order_of_blame)
         for rank in failed:
             if rank is not first:

@@ -2,9 +2,9 @@
 
     python spawn_rank.py ACTION_OF_RANK_0 ACTION_OF_RANK_1 ...
 
-Actions: a number is an exit code; `killed` and `aborted` are deaths by a signal; `fails` leaves an
-error and exits with 1; `waits` goes on until a signal, which it says; `stuck` ignores all but QUIT;
-`dies_of_a_signal` fails when one comes.
+Actions: a number is an exit code; `killed`, `killed_at_its_bar` and `aborted` are deaths by a
+signal; `fails` leaves an error and exits with 1; `waits` goes on until a signal, which it says;
+`stuck` ignores all but QUIT; `dies_of_a_signal` fails when one comes.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ def main() -> None:
         with open(os.environ["EVERSTEP_ERROR_FILE"], "w", encoding="utf-8") as file:
             json.dump({"time": time.time(), "text": f"error of rank {rank}"}, file)
         sys.exit(1)
+    if action == "killed_at_its_bar":
+        os.write(2, b"\r 10%|#         | step")
+        os.kill(os.getpid(), signal.SIGKILL)
     if action == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if action == "aborted":

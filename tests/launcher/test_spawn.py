@@ -13,6 +13,7 @@ import pytest
 
 from launcher import packages
 from launcher.errors import ConfigError
+from tests.terminal import terminal
 
 REPOSITORY = Path(__file__).parents[2]
 RANK = str(Path(__file__).with_name("spawn_rank.py"))
@@ -28,14 +29,17 @@ STARTER = (
 
 
 def start(
-    actions: Sequence[str], grace_seconds: float = 30.0, max_restarts: int = 0
+    actions: Sequence[str],
+    grace_seconds: float = 30.0,
+    max_restarts: int = 0,
+    terminal: int | None = None,
 ) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", STARTER, str(grace_seconds), str(max_restarts), RANK, *actions],
         env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=terminal or subprocess.PIPE,
+        stderr=terminal or subprocess.PIPE,
         text=True,
     )
 
@@ -181,3 +185,14 @@ def test_a_folder_that_would_shadow_a_package_in_the_ranks_is_named(tmp_path: Pa
     with pytest.raises(ConfigError, match="would shadow the package 'launcher'"):
         packages.check_directory(tmp_path)
     packages.check_directory(REPOSITORY)
+
+
+def test_what_is_said_of_a_killed_rank_begins_after_the_line_with_its_bar() -> None:
+    with terminal(100) as screen:
+        starter = start(["killed_at_its_bar"], terminal=screen.descriptor)
+        screen.follow()
+        assert starter.wait() == 128 + signal.SIGKILL
+        assert [line.partition(":")[0] for line in screen.lines()[1:]] == [
+            " 10%|#         | step",
+            "everstep",
+        ]
