@@ -59,8 +59,8 @@ def check_packages(deepspeed: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: says how to install it.
     """
-    for name in enabled(deepspeed):
-        package, install = _PACKAGES.get(name, ("csv", ""))
+    for name in filter(_PACKAGES.get, enabled(deepspeed)):
+        package, install = _PACKAGES[name]
         if importlib.util.find_spec(package) is None:
             raise ConfigError(
                 f"deepspeed.{name}.enabled=true needs the package {package}, which is not "
