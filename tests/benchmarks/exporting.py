@@ -6,8 +6,6 @@ The bound is one output shard above what the process takes to start. What is mea
 plain read of the checkpoint's bytes and a write, with fsync, of as many as the export has.
 """
 
-import argparse
-import json
 import os
 import shutil
 import statistics
@@ -18,6 +16,7 @@ from typing import Any
 
 import torch
 
+from tests.benchmarks import command
 from tests.exchange import stored
 from tests.exchange.child import measured
 
@@ -107,17 +106,14 @@ def _spread(values: list[float]) -> str:
 
 def main() -> None:
     """Measure, print the table, write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command.parser(__doc__)
     parser.add_argument("--directory", help="where to work; needs 3 GB")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         results = measure(Path(directory), options.rounds)
     print(text(results))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+    command.keep(results, options.json)
 
 
 if __name__ == "__main__":

@@ -8,21 +8,17 @@ ratios of one table mean anything. Figures are the slowest rank's. Each turn has
 own, because DeepSpeed's hooks keep an engine's memory for as long as its process lives.
 """
 
-import argparse
-import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import report
+from tests.benchmarks import command, report
 from tests.distributed.ranks import run_ranks
 
 PAIRS = ((2, 2), (1, 2), (3, 2), (4, 2), (2, 1), (2, 3), (2, 4))
@@ -276,23 +272,17 @@ def _aims(results: dict[str, Any]) -> list[tuple[str, float, float, str]]:
 
 def main() -> None:
     """Measure, print a table and where it falls short, and write JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = command.parser(__doc__)
     parser.add_argument("--megabytes", type=int, default=1000, help="state of all ranks together")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     load = [os.getloadavg()[0]]
-    directory = tempfile.mkdtemp(prefix="everstep-bench-", dir=Path.cwd())
-    try:
+    with command.scratch() as directory:
         results = measure(directory, options.megabytes, options.rounds)
-    finally:
-        shutil.rmtree(directory)
     load.append(os.getloadavg()[0])
     results.update(rounds=options.rounds, load=load, cpus=os.cpu_count())
     print(text(results))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(results, indent=1))
+    command.keep(results, options.json)
 
 
 if __name__ == "__main__":

@@ -8,18 +8,13 @@ followed by steps of training until it is done, which are compared with quiet st
 round.
 """
 
-import argparse
-import json
 import os
-import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import committing, report
+from tests.benchmarks import command, committing, report
 from tests.distributed.ranks import run_ranks
 
 RANKS = 2
@@ -251,14 +246,12 @@ def step(ds_engine: Any) -> None:
 
 def main() -> None:
     """Measure, print a table and where it falls short, and write JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = command.parser(__doc__)
     parser.add_argument("--megabytes", type=int, default=400, help="state per rank")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     load = [os.getloadavg()[0]]
-    directory = tempfile.mkdtemp(prefix="everstep-bench-", dir=Path.cwd())
-    try:
+    with command.scratch() as directory:
         results, *_ = run_ranks(
             "tests.benchmarks.saving:measure",
             RANKS,
@@ -269,13 +262,9 @@ def main() -> None:
         )
         load.append(os.getloadavg()[0])
         results["commit"] = committing.measure(directory)
-    finally:
-        shutil.rmtree(directory)
     results.update(ranks=RANKS, rounds=options.rounds, load=load, cpus=os.cpu_count())
     print(report.text(results))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(results, indent=1))
+    command.keep(results, options.json)
 
 
 if __name__ == "__main__":

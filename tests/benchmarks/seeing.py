@@ -10,7 +10,6 @@ records go to TMPDIR: 230 bytes a step.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import importlib.util
 import json
@@ -22,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks import command
 from tests.benchmarks.report import aim_lines
 
 EVERY_STEPS = 100
@@ -84,10 +84,9 @@ def measure(*command: str) -> tuple[float, float]:
 
 def main() -> None:
     """Measure, print a table, and write JSON if asked."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.seeing")
+    parser = command.parser(__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--attempts", type=int, default=20)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found: dict[str, Any] = {"steps": options.steps, "attempts": options.attempts}
     with tempfile.TemporaryDirectory() as name:
@@ -102,8 +101,8 @@ def main() -> None:
         if importlib.util.find_spec("matplotlib") is None:
             print("matplotlib is not installed, and the report is left out")
             del commands["everstep report"]
-        for what, command in commands.items():
-            seconds, megabytes = measure(*command)
+        for what, arguments in commands.items():
+            seconds, megabytes = measure(*arguments)
             found[what] = {"seconds": seconds, "megabytes": megabytes}
             print(f"  {what:26} {seconds:7.1f} s  {megabytes:7.0f} MB at most")
     loads, status = found["json.loads of every line"], found["everstep status"]
@@ -118,9 +117,7 @@ def main() -> None:
         ),
     )
     print("\n".join(aim_lines(aims)))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=1))
+    command.keep(found, options.json)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,8 @@ mean anything.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import itertools
-import json
 import logging
 import multiprocessing
 import statistics
@@ -33,6 +31,7 @@ import torch.utils.data
 
 from engine.stream import Component, Stream, StreamLoader, TokenFile
 from engine.stream.schedule import _mixture_of
+from tests.benchmarks import command
 
 BATCH = 8
 SEQ_LEN = 1024
@@ -265,10 +264,9 @@ def installed(package: str) -> bool:
 
 def main() -> None:
     """Measure, print tables, and write JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = command.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="each reader's, in each round")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     missing = {package for _, package in (*READERS.values(), *SEEKERS.values()) if package}
     for package in sorted(package for package in missing if not installed(package)):
@@ -305,8 +303,7 @@ def main() -> None:
         # Whatever else runs here only slows: the rounds that it disturbed least are compared.
         ratio = max(rates) / max(plain)
         print(f"  {name:44} {middle:9,.0f} samples/s  ({spread})  {ratio:5.2f} of torch's")
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1))
+    command.keep(found, options.json)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,15 @@ lies on the disk, and fresh processes load the newest, as each system's manual s
 and moment is compared with what was saved, bit by bit. No timings: this table is the same anywhere.
 """
 
-import argparse
 import json
 import os
 import re
-import shutil
 import signal
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks import command
 from tests.benchmarks.survivors import WAYS
 from tests.distributed.ranks import run_ranks
 
@@ -162,18 +160,11 @@ def text(results: dict[str, dict[str, str]]) -> str:
 
 def main() -> None:
     """Try everything, print what came of it, and write JSON if asked."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    directory = tempfile.mkdtemp(prefix="everstep-bench-", dir=Path.cwd())
-    try:
+    options = command.parser(__doc__).parse_args()
+    with command.scratch() as directory:
         results = measure(directory)
-    finally:
-        shutil.rmtree(directory)
     print(text(results))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(results, indent=1))
+    command.keep(results, options.json)
 
 
 if __name__ == "__main__":
