@@ -9,7 +9,7 @@ from typing import Any
 
 def parser(about: str | None) -> argparse.ArgumentParser:
     """Return a parser with `--json FILE`; `about` is the module's docstring."""
-    made = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    made = argparse.ArgumentParser(description=(about or "").partition("\n\n")[0])
     made.add_argument("--json", type=Path, help="write the figures there, too")
     return made
 
