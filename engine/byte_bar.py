@@ -1,10 +1,12 @@
 """How far long work over bytes is: a bar on a terminal, elsewhere a line now and then.
 
-A terminal that cannot move its cursor (TERM=dumb) gets lines, too, and so does a log: no carriage
-return ever goes into one. Work that is over within the first half minute leaves no line. Used from
-one thread; what is written meanwhile goes through `say`, so as not to tear the bar.
+A terminal that cannot move its cursor (TERM=dumb) or has no width (some containers') gets lines,
+too, and so does a log: no carriage return ever goes into one. Work that is over within the first
+half minute leaves no line. Used from one thread; what is written meanwhile goes through `say`, so
+as not to tear the bar.
 """
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -16,8 +18,10 @@ LINE_EVERY_SECONDS = 30.0
 
 
 def moves_cursor(stream: TextIO, environment: Mapping[str, str]) -> bool:
-    """Tell whether `stream` is a terminal that can show a bar."""
-    return stream.isatty() and environment.get("TERM") != "dumb"
+    """Tell whether `stream` is a terminal that can show a bar; one without a width cannot."""
+    if not stream.isatty() or environment.get("TERM") == "dumb":
+        return False
+    return os.get_terminal_size(stream.fileno()).columns > 0
 
 
 class ByteBar:

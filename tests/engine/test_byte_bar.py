@@ -88,6 +88,8 @@ def test_a_terminal_that_cannot_move_its_cursor_is_none() -> None:
         assert moves_cursor(screen.stream, {"TERM": "xterm"})
         assert moves_cursor(screen.stream, {"NO_COLOR": "1"})
         assert not moves_cursor(screen.stream, {"TERM": "dumb"})
+    with terminal(0) as screen:
+        assert not moves_cursor(screen.stream, {"TERM": "xterm"})
     assert not moves_cursor(io.StringIO(), {"TERM": "xterm"})
 
 

@@ -28,6 +28,7 @@ from engine.prepare.part import Made
 from engine.prepare.prepare import Job, Progress, prepare
 from engine.stream import MegatronTokens
 from engine.stream.byte_tokens import END_MARK, END_OF_DOCUMENT
+from tests.terminal import terminal
 
 REPOSITORY = Path(__file__).parents[2]
 TEXTS = ["abc", "", "dé\n", "x" * 50, "the end"]
@@ -426,13 +427,15 @@ def test_the_command_says_what_it_made_and_how_to_train_on_it(
     assert "field 'n' holds int" in capsys.readouterr().err
 
 
-def test_a_terminal_gets_a_bar(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_gets_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_lines(tmp_path / "a.jsonl", TEXTS)
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    call = ["prepare", str(path), "--out", str(tmp_path / "out"), "--tokenizer", "bytes"]
-    assert command_line.main(call) == 0
-    assert "read:   0%|" in capsys.readouterr().err
+    call = ["prepare", str(path), "--tokenizer", "bytes", "--out"]
+    with terminal(80) as screen:
+        monkeypatch.setattr(sys, "stderr", screen.stream)
+        assert command_line.main([*call, str(tmp_path / "out")]) == 0
+        assert screen.saw("read:   0%|")
+        assert command_line.main([*call, str(tmp_path / "quiet"), "--quiet"]) == 0
+        assert not screen.saw("%|")
+        assert screen.lines() == []
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
