@@ -107,6 +107,13 @@ class ByteBar:
             self._bar.close()
             self._bar = None
 
+    def abandon(self) -> None:
+        """Write nothing any more: the stream has gone."""
+        if self._bar is not None:
+            self._bar.disable = True
+            self._bar = None
+        self._quiet = True
+
     def _far(self) -> str:
         if not self._total_bytes:
             return size_text(self.done_bytes)

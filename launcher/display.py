@@ -4,10 +4,16 @@ Used by rank 0's training thread only. The line on a terminal has what fits: on 
 figures that can be done without are left out, in the order of `_LEFT_OUT`. Elsewhere there is a
 line at most every few seconds, so that a log of a week can be read, and no carriage return.
 
+A terminal that has gone (a window closed, a connection lost) ends what is shown, and nothing else:
+the run has had its SIGHUP, saves, and stops.
+
 How far a save is is what rank 0's own writer counts: the bytes of its shard, then the ranks whose
 receipts are there.
 """
 
+import errno
+import functools
+import logging
 import os
 import time
 from collections.abc import Callable
@@ -29,8 +35,9 @@ WAITING_LINE_EVERY_SECONDS = 15.0
 _REFRESH_SECONDS = 0.5
 _BAR_FORMAT = "{n_fmt}/{total_fmt} {percentage:3.0f}%|{bar}| {desc}"
 _NARROWEST_BAR = 4
+logger = logging.getLogger(__name__)
+
 _LEFT_OUT = ("step_seconds", "tokens", "age", "loss", "left")
-_UNKNOWN_COLUMNS = 80
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,20 @@ class _Save:
         return f"{_share(work)}{to}"
 
 
+def _shows(method: Callable[..., None]) -> Callable[..., None]:
+    """Have a method of Display not fail for what cannot be shown."""
+
+    @functools.wraps(method)
+    def guarded(self: "Display", *arguments: Any, **named: Any) -> None:
+        if not self._stream_has_gone:
+            try:
+                method(self, *arguments, **named)
+            except OSError as error:
+                self._lose_stream(error)
+
+    return guarded
+
+
 class Display:
     """Shows one start of a run.
 
@@ -81,6 +102,7 @@ class Display:
         self, stream: TextIO, *, on_terminal: bool, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._stream = stream
+        self._stream_has_gone = False
         self._on_terminal = on_terminal
         self._clock = clock
         self._total_steps = 0
@@ -93,6 +115,7 @@ class Display:
         self._shown_at = float("-inf")  # anything at all
         self._step_at = float("-inf")  # a line of a step
 
+    @_shows
     def begin(self, from_step: int, total_steps: int, committed_age: float | None = None) -> None:
         """The steps begin, after `from_step` of `total_steps`.
 
@@ -112,6 +135,7 @@ class Display:
                 bar_format=_BAR_FORMAT,
             )
 
+    @_shows
     def step(self, figures: Figures) -> None:
         """A step is done."""
         now, self._figures = self._clock(), figures
@@ -143,6 +167,7 @@ class Display:
             if self._figures is not None:
                 self._figures = replace(self._figures, last_committed_step=step)
 
+    @_shows
     def under_way(self, work: UnderWay) -> None:
         """Show how far a save or a resume is."""
         tag = SaveId.parse(work.save_id).tag
@@ -158,6 +183,7 @@ class Display:
             of = "" if work.kind == "commit" else f" of rank 0's {size_text(work.total)}"
             self.say(f"{save.verb} step {step}: {save.far(self._clock())}{of}")
 
+    @_shows
     def say(self, text: str) -> None:
         """Write a line, above the bar if there is one."""
         self._end_reading()
@@ -167,6 +193,7 @@ class Display:
             print(text, file=self._stream, flush=True)
             self._shown_at = self._clock()
 
+    @_shows
     def close(self) -> None:
         """Leave the last figures, and the terminal at the start of a line. Also twice."""
         self._end_reading()
@@ -174,6 +201,19 @@ class Display:
             self._bar.set_description_str(self._fitted(), refresh=False)
             self._bar.close()
             self._bar = None
+
+    def _lose_stream(self, error: OSError) -> None:
+        """Go on without it, if it has gone. The records and the log have everything."""
+        if error.errno not in (errno.EIO, errno.EPIPE):
+            logger.warning("something could not be shown: %s", error)
+            return
+        logger.warning("nothing is shown any more: %s", error)
+        if self._reading is not None:
+            self._reading.abandon()
+        if self._bar is not None:
+            self._bar.disable = True  # it would write when it is closed
+        self._bar = self._reading = None
+        self._stream_has_gone = True
 
     def _read(self, what: str, work: UnderWay) -> None:
         if self._reading is None or self._reading.what != what:
@@ -202,7 +242,7 @@ class Display:
     def _fitted(self) -> str:
         """Return as many figures as fit beside the bar."""
         count = len(f"{self._total_steps}/{self._total_steps} 100%|| ") + _NARROWEST_BAR
-        columns = os.get_terminal_size(self._stream.fileno()).columns or _UNKNOWN_COLUMNS
+        columns = os.get_terminal_size(self._stream.fileno()).columns
         for left_out in range(len(_LEFT_OUT) + 1):
             text = ", ".join(self._words(_LEFT_OUT[:left_out]))
             if len(text) <= columns - count:

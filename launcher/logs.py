@@ -24,7 +24,10 @@ class _AroundTheBar(logging.Handler):
         self._before = _CLEAR_LINE if over_another else ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self._before + self.format(record), file=sys.stderr)
+        try:
+            tqdm.write(self._before + self.format(record), file=sys.stderr)
+        except OSError:
+            pass  # a terminal that has gone must not end a run; the log file has the record
 
 
 def _is_not_about_the_cpu(record: logging.LogRecord) -> bool:

@@ -64,9 +64,16 @@ class Terminal:
         self._seen += data
         self._bytes.feed(data)
 
-    def close(self) -> None:
-        self.stream.close()
+    def hang_up(self) -> None:
+        """Close it, as a window is closed: the program's side fails from then on."""
         os.close(self._ours)
+        self._ours = -1
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what could not be written after it was hung up
+            self.stream.close()
+        if self._ours >= 0:
+            os.close(self._ours)
 
 
 @contextmanager

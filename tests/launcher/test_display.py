@@ -210,6 +210,38 @@ def test_a_warning_does_not_tear_the_bar(
     assert bar.startswith("2/10  20%|")
 
 
+def test_a_terminal_that_has_gone_costs_the_run_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The window was closed. The run has had its SIGHUP, and is about to save and stop."""
+    for opened in ("bar", "reading"):
+        with terminal(100) as screen, Shown(screen) as shown:
+            shown.display.under_way(work("resume", 7, 1, 4))
+            if opened == "bar":
+                shown.display.begin(7, 20)
+            screen.hang_up()
+            for step in (8, 9):
+                shown.display.step(figures(step))
+                shown.display.staged(step)
+                shown.display.under_way(work("save", step, 1, 4))
+            shown.display.under_way(work("resume", 7, 2, 4))
+            shown.display.say("stopped")
+    told = [record.message for record in caplog.records]
+    assert told == ["nothing is shown any more: [Errno 5] Input/output error"] * 2
+
+
+def test_a_full_disk_under_a_log_costs_lines_only(caplog: pytest.LogCaptureFixture) -> None:
+    full = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115  # its end fails, too
+    display = Display(full, on_terminal=False)
+    display.begin(0, 10)
+    for step in (9, 10):
+        display.step(figures(step))
+    told = [record.message for record in caplog.records]
+    assert told == ["something could not be shown: [Errno 28] No space left on device"] * 2
+    with pytest.raises(OSError, match="No space left"):
+        full.close()
+
+
 def test_reading_has_a_bar_of_its_own_and_leaves_none(wide: Shown) -> None:
     wide.display.under_way(work("resume", 400, 0, 4 << 30))
     wide.display.under_way(work("resume", 400, 1 << 30, 4 << 30))
