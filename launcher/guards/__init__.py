@@ -1,1 +1,1 @@
-"""Guards against bad losses: what is an alarm, and going back from one."""
+"""Guards against bad losses and weights that do not move: alarms, and going back from one."""
