@@ -1,14 +1,10 @@
 """What a person sees of a run while it goes: one line that moves on a terminal, else plain lines.
 
-Used by rank 0's training thread only. The line on a terminal has what fits: on a narrow one the
-figures that can be done without are left out, in the order of `_LEFT_OUT`. Elsewhere there is a
+Used by rank 0's training thread only; the words are from `launcher.figures`. Elsewhere there is a
 line at most every few seconds, so that a log of a week can be read, and no carriage return.
 
 A terminal that has gone (a window closed, a connection lost) ends what is shown, and nothing else:
 the run has had its SIGHUP, saves, and stops.
-
-How far a save is is what rank 0's own writer counts: the bytes of its shard, then the ranks whose
-receipts are there.
 """
 
 import errno
@@ -17,7 +13,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
 from tqdm import tqdm
@@ -25,8 +20,8 @@ from tqdm import tqdm
 from engine import UnderWay
 from engine.byte_bar import ByteBar
 from engine.describe import size_text
-from engine.format.names import SaveId, step_of
-from launcher.seeing.summary import age_text
+from engine.format.names import SaveId
+from launcher.figures import Figures, Standing
 
 LINE_EVERY_SECONDS = 5.0
 WAITING_LINE_EVERY_SECONDS = 15.0
@@ -35,45 +30,8 @@ WAITING_LINE_EVERY_SECONDS = 15.0
 _REFRESH_SECONDS = 0.5
 _BAR_FORMAT = "{n_fmt}/{total_fmt} {percentage:3.0f}%|{bar}| {desc}"
 _NARROWEST_BAR = 4
+
 logger = logging.getLogger(__name__)
-
-_LEFT_OUT = ("step_seconds", "tokens", "age", "loss", "left")
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What is shown of one step; `tokens_per_second` is None where samples have no tokens."""
-
-    step: int
-    loss: float
-    step_seconds: float
-    tokens_per_second: float | None
-    last_committed_step: int | None
-
-
-@dataclass
-class _Save:
-    """A save that is under way, and the writer's last word on it.
-
-    is_local  it is committed in the local tier, and drains from there
-    """
-
-    since: float
-    work: UnderWay | None = None
-    is_local: bool = False
-
-    @property
-    def verb(self) -> str:
-        return "draining" if self.is_local else "saving"
-
-    def far(self, now: float) -> str:
-        work = self.work
-        if work is None:
-            return "waits" if self.is_local else f"for {age_text(now - self.since)}"
-        if work.kind == "commit":
-            return f"{work.done} of {work.total} ranks"
-        to = " locally" if work.kind == "save_locally" else ""
-        return f"{_share(work)}{to}"
 
 
 def _shows(method: Callable[..., None]) -> Callable[..., None]:
@@ -105,11 +63,7 @@ class Display:
         self._stream_has_gone = False
         self._on_terminal = on_terminal
         self._clock = clock
-        self._total_steps = 0
-        self._figures: Figures | None = None
-        self._first: tuple[int, float] | None = None  # step that is done, and when
-        self._saves: dict[int, _Save] = {}  # by step
-        self._committed_at: float | None = None
+        self._standing = Standing(clock)
         self._bar: Any = None
         self._reading: ByteBar | None = None
         self._shown_at = float("-inf")  # anything at all
@@ -122,10 +76,7 @@ class Display:
         `committed_age` is that of the checkpoint that they begin from, in seconds.
         """
         self.close()
-        self._total_steps = total_steps
-        self._figures = self._first = self._committed_at = None
-        if committed_age is not None:
-            self._committed_at = self._clock() - committed_age
+        self._standing.begin(total_steps, committed_age)
         if self._on_terminal:
             self._bar = tqdm(
                 initial=from_step,
@@ -138,50 +89,39 @@ class Display:
     @_shows
     def step(self, figures: Figures) -> None:
         """A step is done."""
-        now, self._figures = self._clock(), figures
-        if self._first is None:
-            self._first = figures.step, now  # its own time has too much in it that comes once
+        now, total_steps = self._clock(), self._standing.total_steps
+        self._standing.step(figures)
         if self._bar is not None:
             self._bar.set_description_str(self._fitted(), refresh=False)
             self._bar.update(figures.step - self._bar.n)
-        elif figures.step >= self._total_steps or now - self._step_at >= LINE_EVERY_SECONDS:
+        elif figures.step >= total_steps or now - self._step_at >= LINE_EVERY_SECONDS:
             self._step_at = now
-            self.say(f"step {figures.step}/{self._total_steps}  {'  '.join(self._words())}")
+            self.say(f"step {figures.step}/{total_steps}  {'  '.join(self._standing.words())}")
 
     def staged(self, step: int) -> None:
         """The save of a step is under way from now on."""
-        self._saves[step] = _Save(self._clock())
+        self._standing.staged(step)
 
     def committed_locally(self, step: int) -> None:
         """The save of a step is on all nodes' own disks, and goes on to the shared one."""
-        save = self._saves.setdefault(step, _Save(self._clock()))
-        save.is_local = True
-        if save.work is not None and save.work.kind == "save_locally":
-            save.work = None
+        self._standing.committed_locally(step)
 
     def settled(self, step: int, *, committed: bool) -> None:
         """The save of a step has come to its end."""
-        self._saves.pop(step, None)
-        if committed:
-            self._committed_at = self._clock()
-            if self._figures is not None:
-                self._figures = replace(self._figures, last_committed_step=step)
+        self._standing.settled(step, committed=committed)
 
     @_shows
     def under_way(self, work: UnderWay) -> None:
         """Show how far a save or a resume is."""
-        tag = SaveId.parse(work.save_id).tag
         if work.kind == "resume":
-            self._read(f"reading {tag}", work)
+            self._read(f"reading {SaveId.parse(work.save_id).tag}", work)
             return
-        step = step_of(tag) or 0
-        save = self._saves.setdefault(step, _Save(self._clock()))
-        save.work = work
+        save = self._standing.under_way(work)
         if self._bar is not None:
             self._refresh()
         elif self._clock() - self._shown_at >= WAITING_LINE_EVERY_SECONDS:
             of = "" if work.kind == "commit" else f" of rank 0's {size_text(work.total)}"
-            self.say(f"{save.verb} step {step}: {save.far(self._clock())}{of}")
+            self.say(f"{save.verb} step {save.step}: {save.far(self._clock())}{of}")
 
     @_shows
     def say(self, text: str) -> None:
@@ -241,48 +181,6 @@ class Display:
 
     def _fitted(self) -> str:
         """Return as many figures as fit beside the bar."""
-        count = len(f"{self._total_steps}/{self._total_steps} 100%|| ") + _NARROWEST_BAR
-        columns = os.get_terminal_size(self._stream.fileno()).columns
-        for left_out in range(len(_LEFT_OUT) + 1):
-            text = ", ".join(self._words(_LEFT_OUT[:left_out]))
-            if len(text) <= columns - count:
-                break
-        return text
-
-    def _words(self, left_out: tuple[str, ...] = ()) -> list[str]:
-        figures = self._figures
-        if figures is None:
-            return self._saves_in_words()
-        words = {"loss": f"loss {figures.loss:.4f}"}
-        if left := self._left_in_words(figures):
-            words = {"left": left, **words}
-        words["step_seconds"] = f"{figures.step_seconds:.3f} s/step"
-        if figures.tokens_per_second is not None:
-            words["tokens"] = f"{figures.tokens_per_second:,.0f} tokens/s"
-        words["committed"] = self._committed_in_words(figures, with_age="age" not in left_out)
-        shown = [text for name, text in words.items() if name not in left_out]
-        return shown + self._saves_in_words()
-
-    def _left_in_words(self, figures: Figures) -> str:
-        """Return the time left at the pace of this attempt so far, its pauses included."""
-        if self._first is None or figures.step in (self._first[0], self._total_steps):
-            return ""
-        step, at = self._first
-        pace = (self._clock() - at) / (figures.step - step)
-        return f"{age_text((self._total_steps - figures.step) * pace)} left"
-
-    def _committed_in_words(self, figures: Figures, *, with_age: bool) -> str:
-        if figures.last_committed_step is None:
-            return "nothing committed"
-        text = f"committed {figures.last_committed_step}"
-        if with_age and self._committed_at is not None:
-            text += f" {age_text(self._clock() - self._committed_at)} ago"
-        return text
-
-    def _saves_in_words(self) -> list[str]:
-        now = self._clock()
-        return [f"{save.verb} {step} {save.far(now)}" for step, save in self._saves.items()]
-
-
-def _share(work: UnderWay) -> str:
-    return f"{work.done / work.total:.0%}" if work.total else "100%"
+        total = self._standing.total_steps
+        beside = len(f"{total}/{total} 100%|| ") + _NARROWEST_BAR
+        return self._standing.fitted(os.get_terminal_size(self._stream.fileno()).columns - beside)

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from engine import UnderWay
-from launcher.display import Display, Figures
+from launcher.display import Display
+from launcher.figures import Figures
 from launcher.monitors.monitors import Monitors
 from launcher.prometheus import MetricsFile
 from launcher.run_directory import RunDirectory, now

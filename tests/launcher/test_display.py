@@ -12,7 +12,8 @@ import pytest
 
 from engine import UnderWay
 from launcher import logs
-from launcher.display import Display, Figures
+from launcher.display import Display
+from launcher.figures import Figures
 from tests.terminal import Terminal, terminal
 
 NONCE = "5ca1ab1e"
