@@ -99,7 +99,7 @@ class ByteBar:
         if self._bar is not None:
             self._bar.write(text, file=stream)
         else:
-            print(text, file=stream)
+            print(text, file=stream, flush=True)
 
     def close(self) -> None:
         """Take the bar away. More than once does no harm."""
