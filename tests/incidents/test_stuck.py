@@ -19,7 +19,11 @@ pytestmark = pytest.mark.timeout(900)
 
 
 def test_a_rank_is_stopped_and_then_one_raises_again_and_again(tmp_path: Path) -> None:
-    limits = ("checkpoint.every_steps=1000", "launch.step_timeout_minutes=0.2")
+    limits = (
+        "checkpoint.every_steps=1000",
+        "launch.step_timeout_minutes=0.2",
+        "launch.grace_seconds=2",
+    )
     with Shell(tmp_path, *limits) as shell:
         the_job_is_stuck(shell)
         it_dies_again_and_again(shell)
