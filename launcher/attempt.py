@@ -5,7 +5,6 @@ settings, the data or the checkpoint directory are settled among the ranks first
 """
 
 import datetime
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,10 @@ from torch import distributed
 import engine
 from engine import inspect
 from engine.exchange import companions
-from engine.format.manifest import Manifest
 from engine.stream import Stream, StreamLoader
 from launcher import builders, logs, requeue, same_run, saving
 from launcher.cadence import Cadence, Planner
+from launcher.comparison import Comparison
 from launcher.config import Settings
 from launcher.control import ControlFiles
 from launcher.council import Council
@@ -30,7 +29,6 @@ from launcher.progress import Progress
 from launcher.rank import RankProcess
 from launcher.requeue import AttemptLog
 from launcher.run_directory import RunDirectory
-from launcher.schema import differences
 from launcher.slurm_job import SlurmJob
 from launcher.stop import Agreement
 from launcher.watchdog import Watchdog
@@ -89,11 +87,11 @@ class Attempt:
         self._ds_engine = ds_engine
         self._stream = stream
         self._number = number
-        self._left_out = left_out
-        self._changed: list[str] = []  # settings, since the checkpoint or the attempt before
-        self._accepted: list[Any] = []  # what data.accept_changed accepted; rank 0 knows
+        self._record = getattr(ds_engine.module, companions.RECORD, None)
+        self._comparison = Comparison(
+            settings, stream, run.progress, run.rollbacks, left_out, self._record
+        )
         self._client_state: dict[str, Any] = {}
-        self._resumed_from: Manifest | None = None  # rank 0 knows
         self._guard: Guard | None = None
 
     def train(self) -> tuple[int, str] | None:
@@ -108,15 +106,14 @@ class Attempt:
         settings = self._settings
         refusals = GoingBackError if self._number else ConfigError
         with self._run.watchdog.phase("resume"), saving.refusals_as(refusals):
-            record = getattr(self._ds_engine.module, companions.RECORD, None)
             excludes_frozen = settings.checkpoint.exclude_frozen
             if excludes_frozen and not self._number:
                 self._take_weights()  # no checkpoint has the base: every start reads it
-            checkpointer = self._attach(record)
+            checkpointer = self._attach()
             resumed = checkpointer.resume(
                 "must" if self._number else self._run.log.resume_mode(settings.resume),
-                accept=lambda manifest: self._accept(manifest, record),
-                why_not=lambda manifest: rollback.why_spoilt(manifest, self._left_out),
+                accept=self._comparison.accept,
+                why_not=self._comparison.why_not,
             )
             if resumed is not None:
                 self._client_state = dict(resumed.client_state)
@@ -143,7 +140,7 @@ class Attempt:
             self._client_state = {_INITIALIZED_FROM: identity}
             self._run.progress.event({"event": "initialized", **identity})
 
-    def _attach(self, record: dict[str, Any] | None) -> engine.Checkpointer:
+    def _attach(self) -> engine.Checkpointer:
         checkpointer = engine.attach(
             self._ds_engine,
             self._settings.checkpoint.dir,
@@ -151,33 +148,13 @@ class Attempt:
             on_event=self._event,
             on_progress=self._run.progress.under_way,
             keeper_fd=self._run.process.keeper_fd,
-            fingerprint=same_run.identity(self._settings, self._stream, record),
+            fingerprint=same_run.identity(self._settings, self._stream, self._record),
         )
         self._run.progress.attempt = checkpointer.attempt
         logs.write_to(
             self._run.directory.log_file(checkpointer.attempt, self._run.process.topology.rank)
         )
         return checkpointer
-
-    def _accept(self, manifest: Manifest, record: dict[str, Any] | None) -> None:
-        """Refuse another run's checkpoint. The engine asks on rank 0 and tells all ranks."""
-        spoilt = rollback.why_spoilt(manifest, self._left_out)
-        if spoilt and not self._settings.data.accept_changed:
-            raise engine.ResumeError(
-                f"checkpoint {manifest.tag}: {spoilt}. To go on from it all the same, take the "
-                f"line of that rollback out of {self._run.rollbacks.path}."
-            )
-        try:
-            findings = same_run.check(manifest, self._settings, self._stream, record)
-        except ConfigError as error:
-            raise engine.ResumeError(str(error)) from error
-        self._resumed_from = manifest
-        self._changed = list(findings.free)
-        self._accepted = same_run.accepted_changes(manifest, findings.data)
-        if findings.data:
-            self._run.progress.event(
-                {"event": "data_changed", **self._accepted[-1], "tag": manifest.tag}
-            )
 
     def _begin(
         self,
@@ -200,9 +177,9 @@ class Attempt:
         )
         if self._run.process.topology.rank == 0:
             self._run.directory.keep_first_configuration(settings.as_dict())
-            self._compare_settings(checkpointer.attempt, resumed is not None)
-        self._run.log.start(checkpointer.attempt, position.step, self._changed)
-        for change in self._changed:
+            self._comparison.with_attempt_before(self._run.directory, checkpointer.attempt)
+        self._run.log.start(checkpointer.attempt, position.step, self._comparison.changed)
+        for change in self._comparison.changed:
             self._run.progress.say(f"note: {change}.")
         begins = f"resumes at step {position.step}" if resumed is not None else "starts"
         self._run.progress.say(
@@ -261,7 +238,7 @@ class Attempt:
             position=position,
             stream_state=lambda offset: {
                 **self._stream.state(offset),
-                "accepted_changes": self._accepted,
+                "accepted_changes": self._comparison.accepted,
             },
             client_state=self._client_state,
         )
@@ -281,7 +258,7 @@ class Attempt:
         return self._close(checkpointer, loop, complete, moved=loop.position != position)
 
     def _committed_age(self) -> float | None:
-        manifest = self._resumed_from
+        manifest = self._comparison.checkpoint
         now = datetime.datetime.now(datetime.timezone.utc)
         return None if manifest is None else inspect.age_of(manifest, now).total_seconds()
 
@@ -349,17 +326,6 @@ class Attempt:
         )
         # With the file somebody has asked that no scheduler starts it again either.
         return (requeue.DONE if loop.stopped_by_file else requeue.SAVED), cause
-
-    def _compare_settings(self, attempt: int, resumed: bool) -> None:
-        """Note what changed since the attempt before; of a checkpoint's own, `_accept` has it."""
-        now = json.loads(json.dumps(self._settings.as_dict()))
-        before = self._run.directory.settings_before(attempt)
-        self._run.directory.keep_settings(attempt, now)
-        for key, was, value in differences(before, now) if before is not None else ():
-            if not (resumed and key.startswith(("optimizer.", "schedule.", "train."))):
-                self._changed.append(
-                    f"{key} was {was!r} in the attempt before and is {value!r} now"
-                )
 
     def _event(self, event: dict[str, Any]) -> None:
         """Take what the engine tells of saves."""
