@@ -8,9 +8,10 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/everstep run.name=demo
 
+# Two files of tests at a time: most of a real run is waiting. A file's tests stay in one process.
 test: $(VENV)/.installed-dev
 	tests/install_system_packages.sh
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 docs: $(VENV)/.installed
 	$(BIN)/everstep settings > docs/settings.md
