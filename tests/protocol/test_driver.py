@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.protocol.layout import MANIFEST, CheckpointDirectory
+from tests.protocol.driver import inspect
 from tests.protocol.driver.chain import Chain
 from tests.protocol.driver.faults import Fault
 
@@ -52,3 +54,17 @@ def test_attempts_that_only_seemed_dead_change_nothing(
     assert figures.refused > 0, "a start beside a woken trainer must have been refused"
     assert figures.attempts == attempts
     assert figures.writers_left == 0
+
+
+def test_a_tag_is_read_again_where_another_has_come_to_its_path_and_its_inode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File systems give a removed directory's inode to the next one: a chain has met that."""
+    monkeypatch.setattr(inspect, "read_whole", lambda path: Path(path, MANIFEST).read_text())
+    manifest = tmp_path / "global_step1" / MANIFEST
+    manifest.parent.mkdir()
+    reader = inspect.Reader(CheckpointDirectory(str(tmp_path)))
+    for save in ("one", "one", "another"):
+        manifest.write_text(save)
+        assert reader.in_place() == [save]
+    assert reader.verified == 2, "the same is read once"

@@ -28,7 +28,7 @@ class Reader:
 
     def __init__(self, directory: CheckpointDirectory) -> None:
         self._directory = directory
-        self._read: dict[tuple[str, int], Manifest] = {}
+        self._read: dict[tuple[str, int, bytes], Manifest] = {}
         self.verified = 0
 
     def in_place(self) -> list[Manifest]:
@@ -45,9 +45,12 @@ class Reader:
     def _tag(self, path: str) -> Manifest | None:
         """Read one tag; None if retention takes it away at the same time."""
         try:
-            known = self._read.get((path, os.stat(path).st_ino))
+            arrived = _identity(path)
+            known = self._read.get(arrived)
             manifest = known or read_whole(path)
-            self._read[path, os.stat(path).st_ino] = manifest
+            if _identity(path) != arrived:
+                return self._tag(path)
+            self._read[arrived] = manifest
         except FileNotFoundError:
             if os.path.exists(os.path.join(path, MANIFEST)):
                 return self._tag(path)  # another save has come to its place
@@ -57,6 +60,15 @@ class Reader:
         if known is None:
             self.verified += 1
         return manifest
+
+
+def _identity(path: str) -> tuple[str, int, bytes]:
+    """Return what tells one arrival at a path from another.
+
+    Its inode alone does not: a file system gives that of a removed directory to the next one.
+    """
+    with open(os.path.join(path, MANIFEST), "rb") as file:
+        return path, os.stat(path).st_ino, file.read()
 
 
 def check_latest(directory: CheckpointDirectory, in_place: list[Manifest]) -> None:
