@@ -60,7 +60,7 @@ def adopt(directory: CheckpointDirectory, me: int) -> list[TakenOver]:
     acquire.remove_prepared(directory, me)
     start = takeover.newest_start(directory, me)
     if start is not None:
-        takeover.put_back_resumed(directory, start)
+        takeover.put_back_resumed(directory, me, start)
     return results
 
 

@@ -118,8 +118,9 @@ def begin(
     """Record what attempt `me` descends from, then set aside the tags that are off that line.
 
     The record comes first: after it, those tags are strays whoever looks. Of the local tier only
-    what `me` resumed from stays. Returns the attempt's history and the manifests of the strays that
-    were moved.
+    what `me` resumed from stays. Nothing is moved any more once `me` is over: to an attempt whose
+    host slept in here for longer than the lease, its successor's commits look like strays. Returns
+    the attempt's history and the manifests of the strays that were moved.
     """
     parent = () if resumed is None else tuple(history.Link(*link) for link in resumed.history)
     line = history.extend(parent, me, 0 if resumed is None else resumed.step)
@@ -127,8 +128,14 @@ def begin(
     files.write_durably(directory.attempt(me).start, start.to_bytes())
     manifests, _ = committed(directory)
     off_line = [m for m in manifests if not history.covers(line, m.attempt, m.step)]
-    strays = [manifest for manifest in off_line if commit.set_aside(directory, manifest)]
-    put_back_resumed(directory, start)
+    strays = [
+        manifest
+        for manifest in off_line
+        if not commit.is_fenced(directory, me) and commit.set_aside(directory, manifest)
+    ]
+    put_back_resumed(directory, me, start)
+    if commit.is_fenced(directory, me):
+        return line, strays
     _drop_local(directory, me, start)
     on_line, _ = committed(directory)
     if on_line:
@@ -146,12 +153,13 @@ def _drop_local(directory: CheckpointDirectory, me: int, start: Start) -> None:
             local.drop(directory, me, name)
 
 
-def put_back_resumed(directory: CheckpointDirectory, start: Start) -> None:
+def put_back_resumed(directory: CheckpointDirectory, me: int, start: Start) -> None:
     """A stray that a run continues from is no stray any more.
 
-    Left there, the next resume=auto would find nothing on the line until the first commit.
+    Left there, the next resume=auto would find nothing on the line until the first commit. Nothing
+    is moved once attempt `me`, which does this, is over.
     """
-    if start.resumed_from is None:
+    if start.resumed_from is None or commit.is_fenced(directory, me):
         return
     tag = names.SaveId.parse(start.resumed_from).tag
     stray = directory.stray(tag, start.resumed_from)

@@ -320,3 +320,20 @@ def test_what_an_attempt_that_died_had_begun_is_finished_by_the_next(
 
 def _die(*arguments: object) -> bool:
     raise KeyboardInterrupt
+
+
+def test_an_attempt_that_was_taken_over_while_it_began_moves_nothing_any_more(run: Run) -> None:
+    """Its host slept: what the successor has committed by now is not on the line that it knows."""
+    stray, _ = _stray_and_line(run)
+    run.attempt(2)
+    run.close(2)
+    run.attempt(3)
+    run.commit(3, 20, history=[(1, 0), (3, 10)])
+    commit.point_latest(run.directory, "global_step20")
+
+    def in_place() -> tuple[list[str], list[str], str | None, str]:
+        return run.tags(), run.strays(), run.holder(10), Path(run.directory.latest).read_text()
+
+    before = in_place()
+    takeover.begin(run.directory, 2, stray)
+    assert in_place() == before
