@@ -24,35 +24,30 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from engine import byte_bar, describe, inspect, verifying
+from engine import byte_bar, describe, inspect, tool, verifying
 from engine.arguments import parser
 from engine.exchange.errors import ExchangeError
 from engine.format.errors import FormatError
 
 EXIT_DAMAGED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code. Prints to stdout, errors to stderr."""
     options = parser().parse_args(arguments)
+    return tool.run("engine", lambda: _run(options))
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
-        code = _COMMANDS[options.command](options)
-        sys.stdout.flush()
-        return code
+        return _COMMANDS[options.command](options)
     except (inspect.InspectError, ExchangeError) as error:
         print(f"engine: {error}", file=sys.stderr)
         return EXIT_USAGE
     except FormatError as error:
         print(f"engine: {error}", file=sys.stderr)
         return EXIT_DAMAGED
-    except BrokenPipeError:  # `... | head` has seen enough; the exit must not flush again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        print("engine: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
 
 
 def _ls(options: argparse.Namespace) -> int:

@@ -6,9 +6,10 @@ own commands that are asked for the morning after have a word here, too.
 
 import importlib
 import io
-import os
 import sys
 from collections.abc import Sequence
+
+from engine import tool
 
 _MODULES = {
     "--version": "launcher.versions",
@@ -18,8 +19,6 @@ _MODULES = {
     "status": "launcher.seeing.status",
 }
 _OF_THE_ENGINE = ("diff",)
-
-_INTERRUPTED = 130
 
 NAMES = sorted([*_MODULES, *_OF_THE_ENGINE])
 
@@ -33,17 +32,13 @@ def run(arguments: Sequence[str]) -> int:
     """Run the tool that the first argument names, and return its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name on disk need not be of this encoding
         sys.stdout.reconfigure(errors="backslashreplace")
-    try:
-        code: int
-        if arguments[0] in _OF_THE_ENGINE:
-            code = importlib.import_module("engine.__main__").main(arguments)
-        else:
-            code = importlib.import_module(_MODULES[arguments[0]]).main(arguments[1:])
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # `... | head` has seen enough; the exit must not flush again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        print("everstep: interrupted", file=sys.stderr)
-        return _INTERRUPTED
+    return tool.run("everstep", lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str]) -> int:
+    code: int
+    if arguments[0] in _OF_THE_ENGINE:
+        code = importlib.import_module("engine.__main__").main(arguments)
+    else:
+        code = importlib.import_module(_MODULES[arguments[0]]).main(arguments[1:])
+    return code

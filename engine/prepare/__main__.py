@@ -21,10 +21,10 @@ from engine.prepare.errors import PrepareError, UsageError
 from engine.prepare.inputs import FOLDER_SUFFIXES, Reading
 from engine.prepare.part import Made
 from engine.prepare.prepare import Job, Progress, prepare
+from engine.tool import EXIT_INTERRUPTED
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
