@@ -12,6 +12,7 @@ from engine.__main__ import main
 from engine.format import names
 from engine.format.manifest import Manifest
 from tests.format import build
+from tests.scripts import run_script
 
 REPOSITORY = Path(__file__).parents[2]
 STRAY = "global_step450.a0006.s0009.global_step450.5ca1ab1e"
@@ -47,13 +48,7 @@ def test_a_process_of_its_own_imports_no_torch(run_directory: Path) -> None:
         "heavy = {'torch', 'deepspeed', 'numpy', 'hydra', 'tqdm'} & set(sys.modules)\n"
         "sys.exit(f'{codes} {heavy}' if heavy or any(codes) else 0)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(run_directory)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_script(script, run_directory)
     assert done.returncode == 0, done.stderr
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,9 @@ import pytest
 from engine.__main__ import main
 from engine.stream import Component, DocumentationText, Stage, Stream, TokenFile
 from tests.format import build
+from tests.scripts import run_script
 from tests.stream.datasets import Augmented, Described
 
-REPOSITORY = Path(__file__).parents[2]
 SEQ_LEN = 16
 
 TEXT = {"_target_": "engine.stream.DocumentationText", "weight": 1.0, "seq_len": SEQ_LEN}
@@ -267,12 +265,6 @@ def test_looking_at_the_default_text_imports_no_torch(tmp_path: Path) -> None:
         "code = main(['stream', sys.argv[1], '--step', '1'])\n"
         "sys.exit(code or 'torch' in sys.modules)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(run)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_script(script, run)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("  | ") == 4

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from unittest import mock
@@ -26,8 +24,8 @@ from engine.format.manifest import Base
 from launcher import tools
 from tests.exchange import stored
 from tests.format import build
+from tests.scripts import run_script
 
-REPOSITORY = Path(__file__).parents[2]
 TAGS = ("global_step400", "global_step500")
 SAVES = tuple(f"a0007.s001{n}.{tag}.5ca1ab1e" for n, tag in enumerate(TAGS))
 
@@ -306,6 +304,5 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
         "heavy = {'torch', 'deepspeed', 'hydra'} & set(sys.modules)\n"
         "sys.exit(f'{code} {heavy}' if heavy or code else 0)\n"
     )
-    command = [sys.executable, "-c", script, str(pair(tmp_path)), *TAGS]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    done = run_script(script, pair(tmp_path), *TAGS)
     assert done.returncode == 0, done.stderr

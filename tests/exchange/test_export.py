@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from unittest import mock
 
@@ -17,8 +15,7 @@ from engine.exchange import export
 from engine.format.manifest import Base
 from tests.exchange import stored
 from tests.format import build
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.scripts import run_script
 
 
 def _random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -285,11 +282,5 @@ def test_it_runs_without_torch(tmp_path: Path) -> None:
         "heavy = {'torch', 'deepspeed', 'hydra', 'transformers'} & set(sys.modules)\n"
         "sys.exit(f'{code} {heavy}' if heavy or code else 0)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(source), str(tmp_path / "out")],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_script(script, source, tmp_path / "out")
     assert done.returncode == 0, done.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
@@ -14,9 +12,9 @@ import pytest
 from launcher.seeing import lines, records
 from launcher.seeing.lines import Lines
 from launcher.seeing.timeline import attempts_of
+from tests.scripts import run_script
 from tests.seeing.run_records import BEGINNING, Writer, known_run
 
-REPOSITORY = Path(__file__).parents[2]
 STEPS = 10_000
 RECORD = b'{"event": "staged"}\n'
 
@@ -62,13 +60,7 @@ def test_a_huge_line_is_passed_over_and_never_held(tmp_path: Path) -> None:
         "limit = 128 << 20\nresource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"
         "found = Lines(Path(sys.argv[1]))\nprint(len(list(found)), found.bad)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(path)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_script(script, path)
     assert (done.stdout, done.stderr) == ("2 1\n", "")
 
 

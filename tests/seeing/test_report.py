@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +21,10 @@ from launcher.seeing.report_limits import Limits, LimitsError, read_limits
 from launcher.seeing.report_series import Span, loss_series, sample, save_series, thin
 from launcher.seeing.summary import summarize
 from tests.format import build
+from tests.scripts import run_script
 from tests.seeing import browser
 from tests.seeing.run_records import BEGINNING, Writer, known_run, unend
 
-REPOSITORY = Path(__file__).parents[2]
 NOW = BEGINNING.timestamp() + 1000
 BENCHMARK = {
     "ranks": 2,
@@ -363,13 +361,7 @@ def test_without_matplotlib_the_extra_is_named(run: Path) -> None:
         "code = main()\nheavy = {'torch', 'deepspeed', 'hydra'} & set(sys.modules)\n"
         "sys.exit(f'{heavy}' if heavy else code)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(run)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_script(script, run)
     assert done.returncode == report.EXIT_USAGE
     assert done.stderr == (
         "everstep: the report is drawn with matplotlib, which is not installed: "

@@ -21,6 +21,7 @@ from engine.protocol.owner import RUNNING, Beat, Owner, Place
 from launcher.seeing import life, status
 from launcher.seeing.summary import age_text, summarize
 from tests.format import build
+from tests.scripts import run_script
 from tests.seeing.run_records import BEGINNING, Writer, known_run, unend
 
 REPOSITORY = Path(__file__).parents[2]
@@ -177,13 +178,7 @@ def test_the_command_imports_no_torch(run: Path) -> None:
         "sys.argv = ['everstep', 'status', sys.argv[1]]\ncode = main()\n"
         "sys.exit(code or str({'torch', 'deepspeed', 'hydra', 'numpy'} & set(sys.modules) or '') )"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(run)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_script(script, run)
     assert done.stderr.strip() in ("", "set()"), done.stderr
     assert done.stdout.startswith("run exp1: complete")
 
