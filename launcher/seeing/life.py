@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from engine import describe
 from engine.format import names
 from engine.format.errors import FormatError
+from engine.protocol import commit
 from engine.protocol.layout import OPEN, CheckpointDirectory
 from engine.protocol.owner import Beat, Owner, Place, start_ticks
 from launcher.seeing import lines
@@ -100,10 +101,8 @@ def _in_flight(path: str, world_size: int) -> list[InFlight]:
         saved = names.save_of(name)
         if saved is not None:
             save = os.path.join(path, name)
-            inside = set(_listing(save))
-            there = sum(
-                names.receipt_name(rank, world_size) in inside for rank in range(world_size)
-            )
+            inside = _listing(save)
+            there = world_size - len(commit.missing_receipts(inside, world_size))
             written = sum(
                 _size_of(os.path.join(save, file)) for file in inside if names.is_shard(file)
             )
