@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from launcher import train
 from launcher.config import Settings
-from launcher.reference.choices import chosen_by_default
 from launcher.reference.entries import sections
 
 REPOSITORY = Path(__file__).parents[1]
@@ -52,6 +52,18 @@ def rows_of_settings() -> list[tuple[str, str]]:
 
 def words_of(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
+
+
+def chosen_by_default() -> dict[str, str | None]:
+    """Return the choice of each group that `conf/config.yaml` makes; None for none."""
+    entries = yaml.safe_load((REPOSITORY / "conf" / "config.yaml").read_text(encoding="utf-8"))[
+        "defaults"
+    ]
+    found: dict[str, str | None] = {}
+    for entry in entries:
+        if isinstance(entry, dict):  # the others are Hydra's words, such as _self_
+            found |= {key: name for key, name in entry.items() if not key.startswith("override ")}
+    return found
 
 
 @pytest.fixture

@@ -67,16 +67,6 @@ def comment_on(key: str, group: str, choice: Choice) -> str:
     return next(filter(None, [choice.keys.get(key, ""), *elsewhere]), "")
 
 
-def chosen_by_default() -> dict[str, str | None]:
-    """Return the choice of each group that `conf/config.yaml` makes; None for none."""
-    entries = yaml.safe_load((_CONF / "config.yaml").read_text(encoding="utf-8"))["defaults"]
-    found: dict[str, str | None] = {}
-    for entry in entries:
-        if isinstance(entry, dict):  # the others are Hydra's words, such as _self_
-            found |= {key: name for key, name in entry.items() if not key.startswith("override ")}
-    return found
-
-
 def having(key: str) -> list[str]:
     """Return the choices, such as `launch=srun`, whose files set a dotted key, or some below it."""
     group, _, rest = key.partition(".")
