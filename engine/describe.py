@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from engine.look import Seen
 
 _HEADINGS = ("TAG", "STEP", "SAMPLES", "ATTEMPT", "RANKS", "SIZE", "AGE", "STATE")
+_LONGEST_SECONDS = 1e12
 _PREVIEW = 160
 _RIGHT = ("STEP", "SAMPLES", "ATTEMPT", "RANKS", "SIZE", "AGE")
 
@@ -38,6 +39,18 @@ def aligned(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> list[
 def counted(number: int, noun: str) -> str:
     """Return `1 step`, `2,000 steps`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in its two largest units: `3 h 12 min`. None is shorter than nothing."""
+    if not seconds <= _LONGEST_SECONDS:  # nor is one of NaN seconds
+        return "for ever"
+    whole = datetime.timedelta(seconds=round(max(0.0, seconds)))
+    minutes, rest = divmod(whole.seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [(whole.days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    shown = [f"{number} {unit}" for number, unit in parts if number]
+    return " ".join(shown[:2]) or "0 s"
 
 
 def summary(manifest: Manifest, path: str) -> list[str]:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from engine import UnderWay
+from engine.describe import duration_text
 from engine.format.names import SaveId, step_of
-from launcher.seeing.summary import age_text
 
 _LEFT_OUT = ("step_seconds", "tokens", "age", "loss", "left")
 
@@ -47,7 +47,7 @@ class Save:
         """Return how far it is: `38%`, `3 of 8 ranks`."""
         work = self.work
         if work is None:
-            return "waits" if self.is_local else f"for {age_text(now - self.since)}"
+            return "waits" if self.is_local else f"for {duration_text(now - self.since)}"
         if work.kind == "commit":
             return f"{work.done} of {work.total} ranks"
         to = " locally" if work.kind == "save_locally" else ""
@@ -133,14 +133,14 @@ class Standing:
             return ""
         step, at = self._first
         pace = (self._clock() - at) / (figures.step - step)
-        return f"{age_text((self.total_steps - figures.step) * pace)} left"
+        return f"{duration_text((self.total_steps - figures.step) * pace)} left"
 
     def _committed_in_words(self, figures: Figures, *, with_age: bool) -> str:
         if figures.last_committed_step is None:
             return "nothing committed"
         text = f"committed {figures.last_committed_step}"
         if with_age and self._committed_at is not None:
-            text += f" {age_text(self._clock() - self._committed_at)} ago"
+            text += f" {duration_text(self._clock() - self._committed_at)} ago"
         return text
 
     def _saves_in_words(self) -> list[str]:

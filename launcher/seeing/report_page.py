@@ -10,14 +10,14 @@ from html import escape
 from importlib import resources
 
 from engine import describe
-from engine.describe import counted
+from engine.describe import counted, duration_text
 from launcher.seeing import report_tables
 from launcher.seeing.life import ENDED
 from launcher.seeing.report_canvas import DARK, LIGHT
 from launcher.seeing.report_limits import Limits
 from launcher.seeing.report_series import LossSeries
 from launcher.seeing.status import state_of
-from launcher.seeing.summary import Summary, age_text, loss_text
+from launcher.seeing.summary import Summary, loss_text
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _head(run: Summary) -> str:
     facts = [
         ("Step", f"{run.step:,}", "" if run.total_steps is None else f"of {run.total_steps:,}"),
         ("Loss", *_loss(run)),
-        ("Goodput", f"{run.goodput.share:.1%}", f"of {age_text(run.goodput.wall)}"),
+        ("Goodput", f"{run.goodput.share:.1%}", f"of {duration_text(run.goodput.wall)}"),
         ("Attempts", *_attempts(run)),
         ("Checkpoints", *_health(run)),
     ]
@@ -116,7 +116,7 @@ def _health(run: Summary) -> tuple[str, str]:
         return value, "none that can be read"
     staged = datetime.datetime.fromisoformat(whole[-1].staged_at).timestamp()
     size = describe.size_text(describe.total_bytes(whole[-1]))
-    return value, f"newest: step {whole[-1].step:,}, {age_text(run.now - staged)} old, {size}"
+    return value, f"newest: step {whole[-1].step:,}, {duration_text(run.now - staged)} old, {size}"
 
 
 def _figure(figures: Mapping[str, Shown], name: str, keys: Sequence[_Key]) -> str:

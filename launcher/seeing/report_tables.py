@@ -5,9 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from engine import describe
+from engine.describe import duration_text
 from launcher.seeing.lines import text
 from launcher.seeing.status import began_of, ending_of
-from launcher.seeing.summary import Summary, age_text
+from launcher.seeing.summary import Summary
 
 _MEANINGS = {
     "kept": "steps that the run's state descends from",
@@ -50,7 +51,7 @@ def attempts(run: Summary) -> str:
                 "not yet" if run.lives(attempt) else ending_of(attempt),
                 "-" if attempt.from_step is None else f"{attempt.from_step:,}",
                 "-" if attempt.last_step is None else f"{attempt.last_step:,}",
-                age_text(attempt.span[1] - attempt.span[0]) if attempt.span else "?",
+                duration_text(attempt.span[1] - attempt.span[0]) if attempt.span else "?",
                 began_of(attempt),
                 attempt.detail("world_size"),
                 attempt.detail("host"),
@@ -71,7 +72,7 @@ def checkpoints(run: Summary) -> str:
             continue
         staged = datetime.datetime.fromisoformat(one.manifest.staged_at).timestamp()
         size = describe.size_text(describe.total_bytes(one.manifest))
-        age = age_text(run.now - staged)
+        age = duration_text(run.now - staged)
         rows.append((one.name, f"{one.manifest.step:,}", size, age, one.state))
     for save in run.life.in_flight:
         rows.append((save.tag, "", "", "", save.words(run.expected_bytes)))

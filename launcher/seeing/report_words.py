@@ -1,9 +1,9 @@
 """What a report's figures show, in words: for captions, and for those who do not see them."""
 
-from engine.describe import counted
+from engine.describe import counted, duration_text
 from launcher.seeing.report_limits import Limits
 from launcher.seeing.report_series import LossSeries, SaveSeries
-from launcher.seeing.summary import Summary, age_text
+from launcher.seeing.summary import Summary
 
 
 def loss_words(run: Summary, series: LossSeries) -> str:
@@ -41,6 +41,6 @@ def time_words(run: Summary) -> str:
     """Say what the bar of the wall time shows."""
     found = run.goodput
     return (
-        f"Of {age_text(found.wall)}, from the first sign of the run to its last, {found.share:.1%} "
-        "became steps that were kept: the goodput."
+        f"Of {duration_text(found.wall)}, from the first sign of the run to its last, "
+        f"{found.share:.1%} became steps that were kept: the goodput."
     )

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from engine import describe
+from engine.describe import duration_text
 from launcher.seeing.lines import text
 from launcher.seeing.records import NoRunError, runs_in
-from launcher.seeing.summary import Summary, age_text, loss_text, summarize
+from launcher.seeing.summary import Summary, loss_text, summarize
 from launcher.seeing.timeline import Attempt
 
 EXIT_USAGE = 2
@@ -137,7 +138,9 @@ def _progress(run: Summary) -> list[str]:
         seconds = statistics.median(step.seconds for step in run.recent)
         parts.append(f"{seconds:.3g} s/step")
         if run.is_alive and run.total_steps is not None and run.total_steps > run.step:
-            parts.append(f"{age_text((run.total_steps - run.step) * seconds)} left at that pace")
+            parts.append(
+                f"{duration_text((run.total_steps - run.step) * seconds)} left at that pace"
+            )
     return ["  ".join(parts)]
 
 
@@ -152,7 +155,7 @@ def _goodput(run: Summary) -> list[str]:
     ]
     lost = f"; {describe.counted(found.lost_steps, 'step')} lost" if found.lost_steps else ""
     return [
-        f"goodput {found.share:.1%} of {age_text(found.wall)}"
+        f"goodput {found.share:.1%} of {duration_text(found.wall)}"
         + (f"  ({', '.join(others)})" if others else "")
         + lost
     ]
@@ -183,7 +186,7 @@ def _attempts(run: Summary) -> list[str]:
             (
                 "-" if attempt.number is None else str(attempt.number),
                 began_of(attempt),
-                age_text(attempt.span[1] - attempt.span[0]) if attempt.span else "?",
+                duration_text(attempt.span[1] - attempt.span[0]) if attempt.span else "?",
                 "-" if attempt.from_step is None else str(attempt.from_step),
                 "-" if attempt.last_step is None else str(attempt.last_step),
                 attempt.detail("world_size"),
@@ -224,5 +227,5 @@ def _newest_checkpoint(run: Summary) -> str:
     for one in reversed(run.checkpoints):
         if one.manifest is not None:
             staged = datetime.datetime.fromisoformat(one.manifest.staged_at).timestamp()
-            return f"step {one.manifest.step}, {age_text(run.now - staged)} ago"
+            return f"step {one.manifest.step}, {duration_text(run.now - staged)} ago"
     return "none"

@@ -1,6 +1,5 @@
 """Everything `status` and `report` say of one run, gathered once from its directory. Reads only."""
 
-import datetime
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,6 @@ from launcher.seeing.timeline import Attempt, attempts_of, living, newest_kept
 
 _RECENT_STEPS = 20
 _LARGEST_CONFIGURATION_BYTES = 1 << 20
-_LONGEST_SECONDS = 1e12
 _NAMED = 8
 _MOST_STEPS = 10**18
 
@@ -110,18 +108,6 @@ def summarize(path: Path, clock: float | None = None) -> Summary:
         goodput=goodput(attempts, now if life.state in (RUNNING, FINISHING) else None),
         notes=notes,
     )
-
-
-def age_text(seconds: float) -> str:
-    """Return a duration in its two largest units: `3 h 12 min`. None is shorter than nothing."""
-    if not seconds <= _LONGEST_SECONDS:  # nor is one of NaN seconds
-        return "for ever"
-    whole = datetime.timedelta(seconds=round(max(0.0, seconds)))
-    minutes, rest = divmod(whole.seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    parts = [(whole.days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
-    shown = [f"{number} {unit}" for number, unit in parts if number]
-    return " ".join(shown[:2]) or "0 s"
 
 
 def loss_text(loss: float) -> str:

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
+from engine.describe import duration_text
 from engine.format import names
 from engine.protocol.layout import CheckpointDirectory
 from engine.protocol.owner import RUNNING, Beat, Owner, Place
 from launcher.seeing import life, status
-from launcher.seeing.summary import age_text, summarize
+from launcher.seeing.summary import summarize
 from tests.format import build
 from tests.scripts import run_script
 from tests.seeing.run_records import BEGINNING, Writer, known_run, unend
@@ -203,4 +204,4 @@ def test_a_reader_that_has_seen_enough_is_no_error(run: Path) -> None:
     [(0, "0 s"), (59.6, "1 min"), (3599, "59 min 59 s"), (90061, "1 d 1 h"), (7200, "2 h")],
 )
 def test_durations_are_told_by_their_two_largest_units(seconds: float, text: str) -> None:
-    assert age_text(seconds) == text
+    assert duration_text(seconds) == text
